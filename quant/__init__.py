@@ -1,0 +1,1 @@
+"""NVFP4 numbers and checkpoint files: codecs, the one internal tensor, formats, quantization, model fetching."""

@@ -1,0 +1,1 @@
+"""The command line, the gateway and the supervisor of voltserve; never imports torch or vLLM."""

@@ -1,0 +1,21 @@
+"""`python -m engine <flags of vllm serve>`: what must happen before anything heavy is imported, then the server."""
+
+import os
+import sys
+
+from engine import process, progress
+
+
+def main() -> None:
+    """Serves until SIGTERM or until the engine dies."""
+    progress.phase("importing")
+    process.become_launcher()
+    process.stay_on_loopback(os.environ)
+
+    from engine import launcher
+
+    launcher.run(sys.argv[1:])
+
+
+if __name__ == "__main__":  # a spawned child imports this module too
+    main()

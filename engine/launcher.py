@@ -1,0 +1,136 @@
+"""vLLM's OpenAI API server, assembled from vLLM's own parts.
+
+Beside `vllm serve` it tells the gateway what it is doing, reports weight loading (`--load-format voltserve` is the
+default), and forks the engine process off this one, where vLLM would import everything again in a new interpreter.
+"""
+
+import asyncio
+import contextlib
+import json
+import multiprocessing
+import os
+import signal
+import sys
+from argparse import Namespace
+from collections.abc import AsyncIterator, Iterable
+from pathlib import Path
+
+import uvloop
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.engine.protocol import EngineClient
+from vllm.entrypoints.openai.api_server import build_and_serve, setup_server
+from vllm.entrypoints.openai.cli_args import make_arg_parser, validate_parsed_serve_args
+from vllm.model_executor.models import ModelRegistry
+from vllm.platforms import current_platform
+from vllm.plugins import load_general_plugins
+from vllm.usage.usage_lib import UsageContext
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+from vllm.utils.system_utils import decorate_logs
+from vllm.v1.engine.async_llm import AsyncLLM
+
+from engine import progress
+from engine.loader import LOAD_FORMAT
+
+START_METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
+
+
+def run(arguments: list[str]) -> None:
+    """Serves until SIGTERM or until the engine dies. Exits with status 2 where the flags are wrong."""
+    args = parse(arguments)
+    with contextlib.suppress(KeyboardInterrupt):
+        uvloop.run(_serve(args))
+
+
+def parse(arguments: list[str]) -> Namespace:
+    """The flags of `vllm serve`, with our defaults. Exits with status 2 where they are wrong."""
+    load_general_plugins()  # the quantization methods and load formats that flags may name
+    parser = make_arg_parser(FlexibleArgumentParser(prog="python -m engine"))
+    parser.set_defaults(load_format=LOAD_FORMAT)
+    args: Namespace = parser.parse_args(arguments)
+    if args.model_tag is not None:
+        args.model = args.model_tag
+    if args.headless or (args.api_server_count or 1) > 1:
+        parser.error("expected one API server in this process, got --headless or --api-server-count")
+    validate_parsed_serve_args(args)
+    return args
+
+
+async def _serve(args: Namespace) -> None:
+    decorate_logs("APIServer")
+    address, sock = setup_server(args)
+    os.register_at_fork(after_in_child=sock.close)
+    # Until the server is up. vLLM's own handler raises KeyboardInterrupt, which its wait for the engine swallows.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    async with _engine(args) as engine:
+        children = multiprocessing.active_children()
+        watch = asyncio.create_task(_stop_when_dead(engine))
+        shutdown = await build_and_serve(engine, address, sock, args)
+        watch.cancel()
+        died = describe_exits((child.name, child.exitcode) for child in children) if engine.errored else ""
+    try:
+        await shutdown
+    finally:
+        sock.close()
+    if died:
+        sys.exit(f"the engine died: {died}")
+
+
+async def _stop_when_dead(engine: EngineClient) -> None:
+    """Ends the server soon after the engine has died; vLLM itself looks every five seconds, and then exits with 0."""
+    while not engine.errored:  # noqa: ASYNC110 - vLLM offers no event to wait for
+        await asyncio.sleep(0.2)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def describe_exits(children: Iterable[tuple[str, int | None]]) -> str:
+    """How the engine's processes (name, exit code or minus the signal; None while it runs) ended, for people."""
+    told = []
+    for name, code in children:
+        if code is not None and code < 0:
+            told.append(f"{name} was killed by {signal.Signals(-code).name}")
+        else:
+            told.append(f"{name} still runs" if code is None else f"{name} exited with {code}")
+    return "; ".join(told)
+
+
+@contextlib.asynccontextmanager
+async def _engine(args: Namespace) -> AsyncIterator[EngineClient]:
+    """The client of an engine process that is up."""
+    progress.phase("configuring")
+    asked_for = os.environ.get(START_METHOD)
+    if not current_platform.is_cuda_alike():
+        inspect_here(args.model)
+    config = AsyncEngineArgs.from_cli_args(args).create_engine_config(UsageContext.OPENAI_API_SERVER)
+    # vLLM's CPU platform has just put `spawn` there. Forking is safe in this process, where no OpenMP region has run
+    # yet; where CUDA is initialized already, vLLM spawns all the same.
+    os.environ[START_METHOD] = asked_for or "fork"
+    reason = f"{START_METHOD} asks for it" if asked_for else "a spawned process would import everything again"
+    progress.decision("engine start method", os.environ[START_METHOD], reason)
+    engine = AsyncLLM.from_vllm_config(
+        config,
+        usage_context=UsageContext.OPENAI_API_SERVER,
+        enable_log_requests=args.enable_log_requests,
+        aggregate_engine_logging=args.aggregate_engine_logging,
+        disable_log_stats=args.disable_log_stats,
+    )
+    try:
+        await engine.reset_mm_cache()  # memory that profiling leaves behind
+        yield engine
+    finally:
+        engine.shutdown()
+
+
+def inspect_here(model: str) -> None:
+    """Imports the class of the model in directory `model` and registers it with vLLM as already inspected.
+
+    vLLM finds out what a model class can do in a new interpreter, lest importing the class initializes CUDA in this
+    one. That takes some ten seconds when a machine first sees the architecture; without a GPU there is nothing to
+    protect, and the engine process forked later needs the class anyway. What is no local directory is left to vLLM.
+    """
+    config = Path(model) / "config.json"
+    if not config.is_file():
+        return
+    for architecture in json.loads(config.read_bytes()).get("architectures") or ():
+        known = ModelRegistry.models.pop(architecture, None)
+        if known is not None:
+            ModelRegistry.register_model(architecture, known.load_model_cls())

@@ -1,0 +1,196 @@
+"""The linear method of NVFP4 layers.
+
+Parameters are as compressed-tensors stores them; after loading they become the one internal tensor, and what computes
+with it is chosen.
+"""
+
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch.nn import Module, Parameter
+from vllm.logger import init_logger
+from vllm.model_executor.layers.linear import (
+    LinearMethodBase,
+    UnquantizedLinearMethod,
+    register_weight_loader_v2_supported_method,
+)
+from vllm.model_executor.parameter import ChannelQuantScaleParameter, GroupQuantScaleParameter, ModelWeightParameter
+
+from engine import progress
+from quant.errors import QuantError
+from quant.formats.compressed_tensors import GLOBAL, PACKED, SCALE, read_linear
+from quant.tensor import NVFP4Tensor
+
+INPUT_GLOBAL = "input_global_scale"
+_E4M3_NAN = 0x7F
+_REMEDY = "Check the model's files with `voltserve verify` and fetch what is damaged again"
+
+logger = init_logger(__name__)
+
+
+@dataclass(frozen=True)
+class Route:
+    """What computes an NVFP4 layer, and why."""
+
+    name: Literal["kernels", "dense"]
+    reason: str
+
+
+def choose_route(kernels_installed: bool, dtype: torch.dtype) -> Route:
+    """`kernels` wherever they are installed, otherwise weights dequantized once to the engine's `dtype`."""
+    if kernels_installed:
+        return Route("kernels", "voltserve_kernels is installed: weights stay in 4 bits")
+    bits = str(dtype).removeprefix("torch.")
+    return Route("dense", f"voltserve_kernels is not installed: weights are dequantized once, to {bits}, at load")
+
+
+@register_weight_loader_v2_supported_method
+class QuasarNvfp4LinearMethod(LinearMethodBase):  # type: ignore[misc]  # vLLM's classes are untyped
+    """y = x Wᵀ + b with W [N, K] in NVFP4, for one layer of one tensor-parallel rank."""
+
+    def __init__(self, prefix: str, group_size: int) -> None:
+        self.prefix = prefix
+        self.group_size = group_size
+        self._loaded: dict[str, set[tuple[Any, ...]]] = {PACKED: set(), SCALE: set(), GLOBAL: set()}
+        self._dense = UnquantizedLinearMethod()
+        self._route = choose_route(importlib.util.find_spec("voltserve_kernels") is not None, torch.get_default_dtype())
+
+    def create_weights(
+        self,
+        layer: Module,
+        input_size_per_partition: int,
+        output_partition_sizes: list[int],
+        input_size: int,
+        output_size: int,
+        params_dtype: torch.dtype,
+        **extra_weight_attrs: Any,
+    ) -> None:
+        """Makes this rank's parameters: N = sum(output_partition_sizes) rows of K = input_size_per_partition columns.
+
+        The global scale gets one element a row, not one a member: its loader spreads the checkpoint's scalar over all
+        rows of the member, so that vLLM's row sharding puts it where the member's rows go, whatever the layer kind.
+
+        Raises:
+            QuantError: K is not a multiple of the group size on this rank.
+        """
+        rows, columns = sum(output_partition_sizes), input_size_per_partition
+        if columns % self.group_size:
+            raise QuantError(self._misfit(columns, input_size), "Choose another --tensor-parallel-size")
+        self._member_sizes = output_partition_sizes
+        self._dtype = params_dtype
+        load = extra_weight_attrs["weight_loader"]
+        scales = torch.full((rows, columns // self.group_size), _E4M3_NAN, dtype=torch.uint8)
+        layer.register_parameter(
+            PACKED,
+            ModelWeightParameter(
+                data=torch.empty(rows, columns // 2, dtype=torch.uint8),
+                input_dim=1,
+                output_dim=0,
+                weight_loader=self._loader(PACKED, load, torch.uint8),
+            ),
+        )
+        layer.register_parameter(
+            SCALE,
+            GroupQuantScaleParameter(
+                data=scales.view(torch.float8_e4m3fn),  # NaN, so that what was never loaded shows
+                input_dim=1,
+                output_dim=0,
+                weight_loader=self._loader(SCALE, load, torch.float8_e4m3fn),
+            ),
+        )
+        layer.register_parameter(
+            GLOBAL,
+            ChannelQuantScaleParameter(
+                data=torch.full((rows,), torch.nan, dtype=torch.float32),
+                output_dim=0,
+                weight_loader=self._loader(GLOBAL, load, torch.float32, spread_over=output_size),
+            ),
+        )
+        # Activations stay in 16 bits or more, so what W4A4 checkpoints bring for them is read and dropped.
+        unused = Parameter(torch.empty(0), requires_grad=False)
+        unused.weight_loader = lambda *_args, **_kwargs: None  # type: ignore[attr-defined]
+        layer.register_parameter(INPUT_GLOBAL, unused)
+
+    def process_weights_after_loading(self, layer: Module) -> None:
+        """Turns the parameters into what the route computes with.
+
+        Raises:
+            QuantError: a tensor is missing, a scale is NaN, or a global scale is not a positive number.
+        """
+        tensor = self._read(layer)
+        for name in (PACKED, SCALE, GLOBAL, INPUT_GLOBAL):
+            delattr(layer, name)
+        self._tell_route()
+        if self._route.name == "dense":
+            layer.weight = Parameter(tensor.dequantize(self._dtype), requires_grad=False)
+            self._dense.process_weights_after_loading(layer)
+        else:
+            import voltserve_kernels  # noqa: F401  # registers torch.ops.voltserve
+
+            layer.codes = Parameter(tensor.codes, requires_grad=False)
+            layer.block_scales = Parameter(tensor.block_scales, requires_grad=False)
+            layer.row_factor = Parameter(tensor.row_factor, requires_grad=False)
+
+    def apply(self, layer: Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """x [..., K] to [..., N] in x's dtype."""
+        if self._route.name == "dense":
+            y: torch.Tensor = self._dense.apply(layer, x, bias)
+        else:
+            weight = (layer.codes, layer.block_scales, layer.row_factor, self.group_size)
+            y = torch.ops.voltserve.nvfp4_linear(x, *weight, bias)
+        return y
+
+    def _read(self, layer: Module) -> NVFP4Tensor:
+        for name, members in self._loaded.items():
+            if missing := self._loaded[GLOBAL] - members or members - self._loaded[GLOBAL]:
+                which = "" if missing == {()} else f" of members {sorted(missing)}"
+                raise QuantError(f"{self.prefix}: expected {name}{which} and {GLOBAL}, got one of them only", _REMEDY)
+        packed, scales, divisors = (getattr(layer, name).data for name in (PACKED, SCALE, GLOBAL))
+        if scales.to(torch.float16).isnan().any():
+            raise QuantError(f"{self.prefix}.{SCALE}: expected numbers, got NaN, or nothing was loaded", _REMEDY)
+        factors = []
+        start = 0
+        for size in self._member_sizes:
+            member = slice(start, start + size)
+            start += size
+            tensors = {PACKED: packed[member], SCALE: scales[member], GLOBAL: divisors[member][:1]}
+            factors.append(read_linear(tensors, self.prefix, self.group_size).row_factor)
+        return NVFP4Tensor(packed, scales, torch.cat(factors), self.group_size)
+
+    def _loader(
+        self, name: str, load: Callable[..., None], dtype: torch.dtype, spread_over: int | None = None
+    ) -> Callable[..., None]:
+        """vLLM's weight loader for one parameter, which remembers the members loaded and names what does not fit.
+
+        `spread_over`: rows of the whole layer, over which a scalar is spread.
+        """
+
+        def checked_load(param: Parameter, loaded: torch.Tensor, *member: Any) -> None:
+            got = f"{loaded.dtype} {list(loaded.shape)}"
+            where = f"{self.prefix}.{name}" + (f", member {member[0]!r}" if member else "")
+            if loaded.dtype != dtype or (spread_over is not None and loaded.numel() != 1):
+                expected = f"{dtype} [1]" if spread_over is not None else str(dtype)
+                raise QuantError(f"{where}: expected {expected}, got {got}", _REMEDY)
+            try:
+                load(param, loaded if spread_over is None else loaded.reshape(1).expand(spread_over), *member)
+            except (AssertionError, RuntimeError) as error:  # all that vLLM and torch say of a shape that does not fit
+                expected = f"a shape that this rank's {list(param.shape)} is cut from"
+                raise QuantError(f"{where}: expected {expected}, got {got}", _REMEDY) from error
+            self._loaded[name].add(member)
+
+        return checked_load
+
+    def _misfit(self, columns: int, input_size: int) -> str:
+        whole_groups = [tp for tp in range(1, 17) if input_size % (tp * self.group_size) == 0]
+        works = ", ".join(map(str, whole_groups)) or "no"
+        return (
+            f"{self.prefix}: expected input features per rank that are a multiple of the group size {self.group_size}, "
+            f"got {columns} of {input_size}; tensor-parallel sizes that work for this layer: {works}"
+        )
+
+    def _tell_route(self) -> None:
+        logger.info_once("NVFP4 linear layers: %s (%s)", self._route.name, self._route.reason)
+        progress.decision("NVFP4 linear layers", self._route.name, self._route.reason)

@@ -1,0 +1,64 @@
+"""vLLM's default weight loader, telling how many bytes of the checkpoint it has read."""
+
+import json
+from collections.abc import Generator
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import nn
+from vllm.config import ModelConfig, VllmConfig
+from vllm.config.load import LoadConfig
+from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
+
+from engine import progress
+from quant.safetensors_file import INDEX_NAME
+
+LOAD_FORMAT = "voltserve"
+
+
+class ReportingLoader(DefaultModelLoader):  # type: ignore[misc]  # vLLM's classes are untyped
+    """Load format `voltserve`: everything is vLLM's `auto`, plus phases and progress."""
+
+    def __init__(self, load_config: LoadConfig) -> None:
+        super().__init__(replace(load_config, load_format="auto"))
+        self._progress = progress.WeightsProgress()
+
+    def load_model(self, vllm_config: VllmConfig, model_config: ModelConfig, prefix: str = "") -> nn.Module:
+        """Builds and loads the model; what follows in vLLM is sizing the KV cache and the warm-up run."""
+        progress.phase("weights")
+        model: nn.Module = super().load_model(vllm_config, model_config, prefix)
+        progress.phase("warmup")
+        return model
+
+    def load_weights(self, model: nn.Module, model_config: ModelConfig) -> None:
+        """Loads the weights; what quantized layers then make of them is still phase `weights`."""
+        super().load_weights(model, model_config)
+        self._progress.finish()
+
+    def _get_weights_iterator(
+        self, source: DefaultModelLoader.Source
+    ) -> Generator[tuple[str, torch.Tensor], None, None]:
+        folder, files, _ = self._prepare_weights(
+            source.model_or_path,
+            source.subfolder,
+            source.revision,
+            source.fall_back_to_pt,
+            source.allow_patterns_overrides,
+        )
+        self._progress.expect(sum(Path(file).stat().st_size for file in files))
+        shards = shard_names(Path(folder))
+        only_file = Path(files[0]).name if len(files) == 1 else ""
+        for name, tensor in super()._get_weights_iterator(source):
+            yield name, tensor
+            # Only now has vLLM copied the bytes out of the mapped file.
+            self._progress.advance(tensor.nbytes, shards.get(name.removeprefix(source.prefix), only_file))
+
+
+def shard_names(folder: Path) -> dict[str, str]:
+    """The file that holds each tensor, after the index in `folder`; empty where there is none."""
+    index = folder / INDEX_NAME
+    if not index.is_file():
+        return {}
+    weight_map: dict[str, str] = json.loads(index.read_bytes())["weight_map"]
+    return weight_map

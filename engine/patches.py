@@ -1,0 +1,108 @@
+"""The patch manifest: what we replace in torch and vLLM because no extension point reaches it.
+
+Each entry says what, why and until when, and holds the checksum of the code it was written against; with other code the
+engine refuses to start.
+"""
+
+import hashlib
+import importlib
+import importlib.metadata
+import inspect
+import ipaddress
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+
+class PatchMismatchError(RuntimeError):
+    """The code that a patch replaces is not the code it was written against."""
+
+
+@dataclass(frozen=True)
+class Patch:
+    """One replacement. `make` gets the original and returns what stands in for it."""
+
+    target: str  # module:attribute
+    distribution: str
+    version: str
+    fingerprint: str  # sha256 of the original's source text
+    make: Callable[[Any], Any]
+    reason: str
+    drop_when: str
+
+    def apply(self) -> None:
+        """Puts the replacement in place; a second call does nothing.
+
+        Raises:
+            PatchMismatchError: another version is installed, or the original's source differs.
+        """
+        module_name, _, attribute = self.target.partition(":")
+        module = importlib.import_module(module_name)
+        original = getattr(module, attribute)
+        if getattr(original, "voltserve_patch", None) == self.target:
+            return
+        found = {
+            "version": importlib.metadata.version(self.distribution).partition("+")[0],
+            "fingerprint": hashlib.sha256(inspect.getsource(original).encode()).hexdigest(),
+        }
+        for what, got in found.items():
+            if got != getattr(self, what):
+                raise PatchMismatchError(
+                    f"{self.target} of {self.distribution}: expected {what} {getattr(self, what)}, got {got}. It is "
+                    f"patched because {self.reason}. Install the locked requirements, or review the patch in "
+                    "engine/patches.py against the new code"
+                )
+        replacement = self.make(original)
+        replacement.voltserve_patch = self.target
+        setattr(module, attribute, replacement)
+
+
+def apply() -> None:
+    """Applies the manifest. Raises PatchMismatchError before anything is half done by the engine."""
+    for patch in MANIFEST:
+        patch.apply()
+
+
+def _store_on_its_own_address(original: Callable[..., Any]) -> Callable[..., Any]:
+    def create(hostname: str, port: int, rank: int, world_size: int, timeout: timedelta, use_libuv: bool = True) -> Any:
+        if rank != 0 or not is_loopback(hostname):
+            return original(hostname, port, rank, world_size, timeout, use_libuv)
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]  # exported without __all__
+
+        family = socket.AF_INET6 if ":" in hostname else socket.AF_INET
+        listener = socket.create_server((hostname, port), family=family)
+        return TCPStore(
+            host_name=hostname,
+            port=port,
+            world_size=world_size,
+            is_master=True,
+            timeout=timeout,
+            multi_tenant=True,
+            use_libuv=use_libuv,
+            master_listen_fd=listener.detach(),  # the store closes it
+        )
+
+    return create
+
+
+def is_loopback(hostname: str) -> bool:
+    """Whether `hostname` is a loopback address or `localhost`."""
+    try:
+        return ipaddress.ip_address(hostname).is_loopback
+    except ValueError:
+        return hostname == "localhost"
+
+
+MANIFEST = (
+    Patch(
+        target="torch.distributed.rendezvous:_create_c10d_store",
+        distribution="torch",
+        version="2.10.0",
+        fingerprint="5e4ae7b3a73720833b69a0c76e59d3634b82f2ddf27fce16c355a4aeb12c52f3",
+        make=_store_on_its_own_address,
+        reason="its store listens on every interface even when the address to meet at is a loopback one",
+        drop_when="torch binds the store of a tcp:// rendezvous to the host name given",
+    ),
+)

@@ -1,0 +1,23 @@
+"""Entry point of vLLM's `vllm.general_plugins`: registers what the overlay adds. vLLM calls it in every process."""
+
+from functools import cache
+
+
+@cache
+def register() -> None:
+    """Registers the quantization method, the load format and the patches; a second call does nothing.
+
+    Raises:
+        PatchMismatchError: something we replace is not what it was when the patch was written.
+    """
+    from vllm.model_executor.layers.quantization import register_quantization_config
+    from vllm.model_executor.model_loader import register_model_loader
+
+    from engine import patches, process
+    from engine.loader import LOAD_FORMAT, ReportingLoader
+    from engine.quantization import NAME, QuasarNvfp4Config
+
+    process.follow_launcher()
+    patches.apply()
+    register_quantization_config(NAME)(QuasarNvfp4Config)
+    register_model_loader(LOAD_FORMAT)(ReportingLoader)

@@ -1,0 +1,76 @@
+"""How the engine's processes are tied together: none outlives its parent, and none is heard beyond this machine."""
+
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import MutableMapping
+
+LAUNCHER_VARIABLE = "VOLTSERVE_ENGINE_LAUNCHER"
+
+# Single-node defaults: a multi-node set-up names its own interfaces and wins.
+LOOPBACK = {
+    "VLLM_HOST_IP": "127.0.0.1",  # vLLM would ask the routing table for this machine's outward address
+    "GLOO_SOCKET_IFNAME": "lo",
+    "NCCL_SOCKET_IFNAME": "lo",
+}
+
+_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+
+
+def stay_on_loopback(environment: MutableMapping[str, str]) -> None:
+    """Makes what is started under `environment` talk over loopback, where the user has not said otherwise."""
+    for name, value in LOOPBACK.items():
+        environment.setdefault(name, value)
+
+
+def become_launcher() -> None:
+    """Ties this process to its parent and every process of the engine to this one.
+
+    A forked child is tied at the fork; a spawned one when it loads our plugin (`follow_launcher`), which it knows to do
+    by the variable set here. The kernel delivers the signal when the parent *thread* ends: start children from
+    threads that live as long as the process.
+
+    Raises:
+        OSError: the kernel refused.
+    """
+    die_with_parent()
+    os.environ[LAUNCHER_VARIABLE] = str(os.getpid())
+    os.register_at_fork(after_in_child=_start_afresh)
+
+
+def follow_launcher() -> None:
+    """Ties this process to its parent where a launcher started it; does nothing in a process of the user's own."""
+    launcher = int(os.environ.get(LAUNCHER_VARIABLE, "0"))
+    if launcher in (0, os.getpid()):
+        return
+    die_with_parent()
+    try:
+        os.kill(launcher, 0)
+    except ProcessLookupError:  # it went before we were tied to it
+        os._exit(1)
+
+
+def die_with_parent() -> None:
+    """Has the kernel kill this process when its parent dies, however that dies.
+
+    Raises:
+        OSError: the kernel refused.
+    """
+    if sys.platform != "linux":
+        return
+    if _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+
+
+def _start_afresh() -> None:
+    """Rids a forked child of its parent's signal handling.
+
+    The wake-up descriptor is shared with the parent's event loop, which would take the child's SIGTERM for its own.
+    """
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    follow_launcher()
+
+
+_LIBC = ctypes.CDLL(None, use_errno=True)

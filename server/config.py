@@ -1,0 +1,218 @@
+"""One frozen configuration from three layers: preset < `VOLTSERVE_*` environment < command line.
+
+Every value remembers where it came from. A flag of voltserve or of vLLM is the same thing in each layer:
+`--max-model-len 8192`, `VOLTSERVE_MAX_MODEL_LEN=8192`, and `max-model-len: 8192` in a preset.
+"""
+
+import importlib.metadata
+import ipaddress
+import math
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from server.decisions import Decision
+from server.devices import Devices, find_devices
+from server.errors import ConfigError, unknown_name
+from server.flags import REFUSED, RETIRED, Flag, FlagValue, engine_flags, parse_arguments, parse_variable
+from server.presets import Preset, load_presets, select_preset
+
+ENV_PREFIX = "VOLTSERVE_"
+
+
+class Settings(BaseModel):
+    """voltserve's own settings. Each is a flag (`--max-body-bytes`) and a variable (`VOLTSERVE_MAX_BODY_BYTES`)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model: str = Field(min_length=1, description="directory of the model to serve (required)")
+    served_model_name: tuple[str, ...] = Field(
+        (), description="names clients use, instead of the path given as --model"
+    )
+    preset: str = Field("", description="preset for this machine, instead of the one that fits the GPUs found")
+    host: str = Field("127.0.0.1", min_length=1, description="address to listen on")
+    port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 takes a free one")
+    start_timeout: float = Field(900, gt=0, description="seconds the engine may take to become ready")
+    drain_timeout: float = Field(30, ge=0, description="seconds that requests in flight may finish in after SIGTERM")
+    stop_timeout: float = Field(15, gt=0, description="seconds the engine may take to stop before it is killed")
+    heartbeat_timeout: float = Field(
+        5, gt=0, description="seconds without an answer until the engine counts as degraded"
+    )
+    hang_timeout: float = Field(
+        120, gt=0, description="seconds a degraded engine may take to answer until it is restarted"
+    )
+    max_body_bytes: int = Field(32 * 2**20, gt=0, description="largest request body")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="debug, info, warning or error")
+    log_format: Literal["text", "json"] = Field("text", description="text or json")
+
+
+class Config(Settings):
+    """Everything `serve` does, decided before anything starts.
+
+    `served_model_name` is never empty; `engine` has vLLM's flags by name; `env` is what the preset adds to the engine's
+    environment; `sources` says for each value where it came from; `gpus_needed` is 0 on a preset without GPUs.
+    """
+
+    engine: Mapping[str, FlagValue]
+    env: Mapping[str, str]
+    sources: Mapping[str, str]
+    decisions: tuple[Decision, ...]
+    devices: Devices
+    gpus_needed: int
+
+
+def setting_flags() -> dict[str, Flag]:
+    """voltserve's own settings as flags. Their values stay text until the configuration is validated as a whole."""
+    names = (name.replace("_", "-") for name in Settings.model_fields)
+    return {name: Flag(name, kind="text", several=name == "served-model-name") for name in names}
+
+
+def all_flags() -> dict[str, Flag]:
+    """Every flag of `voltserve serve`: vLLM's, and voltserve's own in place of those of the same name."""
+    retired = {name: Flag(name, kind="switch") for name in RETIRED}
+    return {**engine_flags(), **retired, **setting_flags()}
+
+
+def load_config(
+    arguments: Sequence[str],
+    environ: Mapping[str, str] | None = None,
+    devices: Callable[[], Devices] = find_devices,
+    presets: Mapping[str, Preset] | None = None,
+) -> Config:
+    """Merges preset, environment and command line.
+
+    Args:
+        arguments: the command line after `serve`.
+        environ: the environment; the process's own by default.
+        devices: finds the GPUs.
+        presets: the presets by name; those of `configs/presets` by default.
+
+    Raises:
+        ConfigError: anything unknown or malformed, with the nearest valid name.
+        PreflightError: the GPUs cannot be asked for.
+    """
+    environ = os.environ if environ is None else environ
+    presets = load_presets() if presets is None else presets
+    command_line = parse_arguments(arguments, all_flags())
+    variables = _read_variables(environ)
+    decisions: list[Decision] = []
+    found = devices()
+
+    asked = str(command_line.get("preset", variables.get("preset", "")))
+    if asked:
+        if asked not in presets:
+            raise ConfigError(unknown_name("preset", asked, presets))
+        preset = presets[asked]
+    else:
+        preset, decision = select_preset(presets, found, cpu_engine=_engine_is_cpu_build())
+        decisions.append(decision)
+
+    values: dict[str, FlagValue] = {}
+    sources: dict[str, str] = {}
+    layers = ((f"preset {preset.name}", preset.flags()), ("environment", variables), ("command line", command_line))
+    for layer, given in layers:
+        for name, value in given.items():
+            source = f"environment {variable_name(name)}" if layer == "environment" else layer
+            if name in REFUSED:
+                raise ConfigError(f"--{name} ({source}) is not for users of voltserve: {REFUSED[name]}")
+            if name in RETIRED:
+                decisions.append(Decision(f"--{name}", "accepted without effect", RETIRED[name]))
+                continue
+            values[name] = value
+            sources[name] = source
+
+    own = {name.replace("-", "_"): values.pop(name) for name in setting_flags() if name in values}
+    own["preset"] = preset.name
+    sources.setdefault("preset", "chosen for the devices found")
+    settings = _validate(own, sources)
+    if not settings.served_model_name:
+        settings = settings.model_copy(update={"served_model_name": (settings.model,)})
+        sources["served-model-name"] = "the model's path as given"
+    for name in setting_flags():
+        sources.setdefault(name, "default")
+    decisions += _listening(settings)
+    env = _preset_environment(preset, decisions)
+    return Config(
+        **settings.model_dump(),
+        engine=values,
+        env=env,
+        sources=sources,
+        decisions=tuple(decisions),
+        devices=found,
+        gpus_needed=_parallelism(values) if preset.match is not None else 0,
+    )
+
+
+def _parallelism(values: Mapping[str, FlagValue]) -> int:
+    sizes = (values.get(f"{kind}-parallel-size", 1) for kind in ("tensor", "pipeline", "data"))
+    return math.prod(int(str(size)) for size in sizes)
+
+
+def variable_name(flag: str) -> str:
+    """The environment variable of a flag."""
+    return ENV_PREFIX + flag.upper().replace("-", "_")
+
+
+def _read_variables(environ: Mapping[str, str]) -> dict[str, FlagValue]:
+    flags = {variable_name(name): flag for name, flag in all_flags().items()}
+    values: dict[str, FlagValue] = {}
+    for variable, text in environ.items():
+        if not variable.startswith(ENV_PREFIX):
+            continue
+        if variable not in flags:
+            raise ConfigError(unknown_name("environment variable", variable, flags))
+        try:
+            values[flags[variable].name] = parse_variable(flags[variable], text)
+        except ConfigError as error:
+            raise ConfigError(f"{variable}: {error}") from error
+    return values
+
+
+def _validate(own: Mapping[str, Any], sources: Mapping[str, str]) -> Settings:
+    if "model" not in own:
+        raise ConfigError("no model given: name its directory with --model DIR or VOLTSERVE_MODEL")
+    try:
+        return Settings.model_validate(own)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        name = str(problem["loc"][0]).replace("_", "-")
+        raise ConfigError(f"--{name} ({sources[name]}): {problem['msg']}, got {problem['input']!r}") from error
+
+
+def _listening(settings: Settings) -> list[Decision]:
+    if is_loopback(settings.host):
+        return []
+    reason = "asked for; anyone who can reach this address can use the model"
+    return [Decision("listening", f"{settings.host}, beyond this machine", reason)]
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host name or address is this machine's loopback."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _preset_environment(preset: Preset, decisions: list[Decision]) -> dict[str, str]:
+    environment: dict[str, str] = {}
+    for name, value in preset.env.items():
+        resolved = value if isinstance(value, str) else value.resolve(Path(sys.prefix))
+        if resolved is None:
+            decisions.append(Decision(name, "not set", f"{value} is absent; the engine is slower without it"))
+        else:
+            environment[name] = resolved
+    return environment
+
+
+def _engine_is_cpu_build() -> bool:
+    try:
+        return "cpu" in importlib.metadata.version("vllm")
+    except importlib.metadata.PackageNotFoundError as error:
+        raise ConfigError("no engine is installed: vLLM is missing from this Python; run `make setup`") from error

@@ -1,0 +1,62 @@
+"""`voltserve explain`: what serve would do, without starting anything."""
+
+import os
+import shlex
+from pathlib import Path
+from typing import Any
+
+from server import preflight
+from server.config import Config, setting_flags
+from server.errors import PreflightError
+from server.render import ALWAYS, is_inherited, overridden, render_launch
+
+RUNTIME = Path("RUNTIME")  # stands for the private folder that serve makes
+
+
+def explain(config: Config) -> dict[str, Any]:
+    """Settings and engine flags with their sources, decisions with reasons, the engine's command and environment.
+
+    `problem` is what would stop `serve`, or None. Inherited variables are listed by name only; they are the user's.
+    """
+    own = {name: getattr(config, name.replace("-", "_")) for name in setting_flags()}
+    values = {**own, **config.engine}
+    launch = render_launch(config, RUNTIME)
+    inherited = sorted(name for name in os.environ if is_inherited(name) and name not in ALWAYS)
+    return {
+        "settings": {name: {"value": values[name], "source": config.sources[name]} for name in own},
+        "engine_flags": {
+            name: {"value": config.engine[name], "source": config.sources[name]} for name in sorted(config.engine)
+        },
+        "decisions": [vars(decision) for decision in (*config.decisions, *overridden(config))],
+        "devices": [vars(device) for device in config.devices.gpus] or config.devices.reason,
+        "engine_command": list(launch.argv),
+        "engine_environment": {name: value for name, value in sorted(launch.env.items()) if name not in inherited},
+        "engine_inherits": inherited,
+        "problem": find_problem(config),
+    }
+
+
+def find_problem(config: Config) -> str | None:
+    """What would stop `serve` before it starts the engine."""
+    try:
+        preflight.check(config)
+    except PreflightError as error:
+        return str(error)
+    return None
+
+
+def as_text(explained: dict[str, Any]) -> str:
+    """The same for people."""
+    lines = []
+    for title, part in (("settings", "settings"), ("engine flags", "engine_flags")):
+        lines.append(f"{title}:")
+        rows = [(f"--{name}", str(entry["value"]), entry["source"]) for name, entry in explained[part].items()]
+        widths = [max((len(row[column]) for row in rows), default=0) for column in (0, 1)]
+        lines += [f"  {name:<{widths[0]}}  {value:<{widths[1]}}  {source}" for name, value, source in rows]
+    lines.append("decisions:")
+    lines += [f"  {one['what']}: {one['choice']} ({one['reason']})" for one in explained["decisions"]]
+    lines += ["engine command:", f"  {shlex.join(explained['engine_command'])}", "engine environment:"]
+    lines += [f"  {name}={value}" for name, value in explained["engine_environment"].items()]
+    lines.append(f"  inherited: {', '.join(explained['engine_inherits'])}")
+    lines.append(f"serve would refuse: {explained['problem']}" if explained["problem"] else "serve would start.")
+    return "\n".join(lines)

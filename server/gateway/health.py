@@ -1,0 +1,81 @@
+"""`/health`, `/metrics`, `/version`: what voltserve says about itself. They answer whatever the engine does."""
+
+import importlib.metadata
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import httpx
+from fastapi import APIRouter
+from starlette.responses import JSONResponse, Response
+
+from server.config import Config
+from server.gateway.metrics import CONTENT_TYPE, Metrics
+from server.supervisor import State, Status
+
+ENGINE_METRICS_LIMIT = 5.0  # seconds; a scrape must not wait for a hung engine
+
+
+def report(config: Config, status: Status, began: float) -> dict[str, Any]:
+    """The body of `/health`. Times in seconds."""
+    progress = None
+    if status.progress is not None:
+        progress = {**asdict(status.progress), "elapsed": round(status.start_elapsed, 1)}
+    return {
+        "state": status.state.value,
+        "reason": status.reason,
+        "in_state_for": round(time.monotonic() - status.since, 1),
+        "progress": progress,
+        "model": config.served_model_name[0],
+        "preset": config.preset,
+        "restarts": status.restarts,
+        "restart_in": None if status.retry_at is None else max(0.0, round(status.retry_at - time.monotonic(), 1)),
+        "last_exit": status.last_exit,
+        "decisions": [asdict(decision) for decision in status.decisions],
+        "uptime": round(time.monotonic() - began, 1),
+    }
+
+
+def versions(config: Config) -> dict[str, Any]:
+    """The body of `/version`; versions from the installed distributions, without importing them."""
+    return {
+        **{name: importlib.metadata.version(name) for name in ("voltserve", "vllm", "torch")},
+        "preset": config.preset,
+        "model": config.served_model_name[0],
+    }
+
+
+def router(config: Config, status: Callable[[], Status], client: httpx.AsyncClient, metrics: Metrics) -> APIRouter:
+    """The routes, over the given configuration, status and engine."""
+    routes = APIRouter()
+    began = time.monotonic()
+
+    @routes.api_route("/health", methods=["GET", "HEAD"])
+    @routes.api_route("/health/ready", methods=["GET", "HEAD"])
+    async def health() -> JSONResponse:
+        """200 only while the engine is ready."""
+        now = status()
+        return JSONResponse(report(config, now, began), 200 if now.state is State.READY else 503)
+
+    @routes.api_route("/health/live", methods=["GET", "HEAD"])
+    async def live() -> JSONResponse:
+        """200 while this process answers."""
+        return JSONResponse({"live": True})
+
+    @routes.api_route("/version", methods=["GET", "HEAD"])
+    async def version() -> JSONResponse:
+        """What runs here."""
+        return JSONResponse(versions(config))
+
+    @routes.api_route("/metrics", methods=["GET", "HEAD"])
+    async def scrape() -> Response:
+        """Ours, and the engine's while it answers."""
+        try:
+            answer = await client.get("/metrics", headers={"accept": CONTENT_TYPE}, timeout=ENGINE_METRICS_LIMIT)
+            engine_text = answer.text if answer.is_success else ""
+        except httpx.HTTPError:
+            engine_text = ""
+        return Response(metrics.render(engine_text), headers={"content-type": CONTENT_TYPE})
+
+    return routes

@@ -1,0 +1,105 @@
+"""voltserve's own metrics, and the engine's appended to them, as one Prometheus text without duplicate series."""
+
+import re
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
+
+from server.supervisor import State, Status
+
+# The classic text format, which every scraper takes. The engine's text is in it too; OpenMetrics names counters
+# differently and ends with `# EOF`, so the two could not be joined.
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+
+
+class Metrics:
+    """The gateway's metrics, in a registry of their own."""
+
+    def __init__(self) -> None:
+        disable_created_metrics()  # a creation time beside each series, which nobody reads
+        self.registry = CollectorRegistry()
+        self.state = Gauge(
+            "voltserve_state", "1 for the engine's state, 0 for others", ["state"], registry=self.registry
+        )
+        self.load_progress = Gauge("voltserve_load_progress_ratio", "Part of the weights read", registry=self.registry)
+        self.restarts = Counter(
+            "voltserve_engine_restarts", "Starts of the engine after the first", registry=self.registry
+        )
+        self.requests = Counter(
+            "voltserve_requests",
+            "Answered requests; 499 is a client that went away",
+            ["route", "method", "status"],
+            registry=self.registry,
+        )
+        self.in_flight = Gauge("voltserve_requests_in_flight", "Requests at the engine", registry=self.registry)
+        self.first_byte = Histogram(
+            "voltserve_time_to_first_byte_seconds",
+            "From a request's arrival to the first byte of its response's body",
+            ["route"],
+            buckets=SECONDS,
+            registry=self.registry,
+        )
+        self.duration = Histogram(
+            "voltserve_request_duration_seconds",
+            "From a request's arrival to its end",
+            ["route"],
+            buckets=SECONDS,
+            registry=self.registry,
+        )
+        self.client_disconnects = Counter(
+            "voltserve_client_disconnects",
+            "Requests whose client went away before the end",
+            ["route"],
+            registry=self.registry,
+        )
+        self._restarts_seen = 0
+
+    def observe(self, status: Status) -> None:
+        """Takes over the supervisor's status."""
+        for state in State:
+            self.state.labels(state.value).set(state is status.state)
+        self.load_progress.set(_loaded(status))
+        self.restarts.inc(status.restarts - self._restarts_seen)
+        self._restarts_seen = status.restarts
+
+    def render(self, engine_text: str) -> bytes:
+        """Our metrics and then the engine's; a family of the engine's that has a name of ours is left out."""
+        own = generate_latest(self.registry)
+        families = {name for family in self.registry.collect() for name in _family_names(family.name)}
+        return own + without_families(engine_text, families).encode("utf-8")
+
+
+def _loaded(status: Status) -> float:
+    """The part of the weights read, from 0 to 1."""
+    progress = status.progress
+    if status.state in {State.WARMING, State.READY, State.DEGRADED} or (progress and progress.phase == "warmup"):
+        return 1.0
+    return (progress.fraction if progress else None) or 0.0
+
+
+def _family_names(name: str) -> tuple[str, ...]:
+    """The names a family can have in the text format: a counter gains `_total`."""
+    return (name, f"{name}_total")
+
+
+_FAMILY_LINE = re.compile(r"# (?:HELP|TYPE) (\S+)")
+_SAMPLE_LINE = re.compile(r"([a-zA-Z_:][\w:]*)")
+
+
+def without_families(text: str, families: set[str]) -> str:
+    """A Prometheus text without the families named, and without a second block of any family."""
+    kept: list[str] = []
+    finished: set[str] = set()
+    current = ""
+    for line in text.splitlines():
+        match = _FAMILY_LINE.match(line)
+        if match:
+            if match[1] != current:
+                finished.add(current)
+                current = match[1]
+        elif not _SAMPLE_LINE.match(line):
+            continue
+        if current not in families and current not in finished:
+            kept.append(line)
+    return "".join(f"{line}\n" for line in kept)

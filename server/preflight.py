@@ -1,0 +1,103 @@
+"""What can be known to fail before anything starts: the model directory, the GPUs, the port."""
+
+import json
+import socket
+from pathlib import Path
+
+from server.config import Config
+from server.errors import PreflightError
+
+WEIGHT_PATTERNS = ("*.safetensors", "*.bin", "*.pt", "*.gguf")
+INDEX = "model.safetensors.index.json"
+
+
+def check(config: Config) -> None:
+    """Checks the model directory and the number of GPUs.
+
+    Raises:
+        PreflightError: serving cannot work; says what was found and what to do.
+    """
+    check_model(Path(config.model))
+    check_gpus(config)
+
+
+def check_model(model: Path) -> None:
+    """Checks that a model directory has a readable configuration and every shard its index names.
+
+    Raises:
+        PreflightError: names the file, and what to do.
+    """
+    if not model.is_dir():
+        kind = "is not a directory" if model.exists() else "does not exist"
+        raise PreflightError(
+            f"model directory {model} {kind}. Models are local directories; nothing is fetched while serving. "
+            "`voltserve model fetch NAME DIR` and `voltserve quantize SRC DST` make one"
+        )
+    config = _read_json(model / "config.json")
+    if not isinstance(config, dict):
+        raise PreflightError(f"{model / 'config.json'}: expected a JSON object, got {type(config).__name__}")
+    if not any(path.stat().st_size for pattern in WEIGHT_PATTERNS for path in model.glob(pattern)):
+        raise PreflightError(
+            f"{model} has no weights: expected files {', '.join(WEIGHT_PATTERNS)}. Is the download complete?"
+        )
+    if (model / INDEX).exists():
+        _check_index(model)
+
+
+def _check_index(model: Path) -> None:
+    index = _read_json(model / INDEX)
+    weight_map = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+        raise PreflightError(f"{model / INDEX}: expected an object weight_map from tensor to file name")
+    names = sorted(set(weight_map.values()))
+    missing = [name for name in names if not (model / name).is_file() or not (model / name).stat().st_size]
+    if missing:
+        raise PreflightError(
+            f"{model}: {len(missing)} of {len(names)} shards are missing or empty: {', '.join(missing)}. "
+            "Download them again"
+        )
+
+
+def _read_json(path: Path) -> object:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise PreflightError(f"{path} is missing: {path.parent} is not a model directory, or is incomplete") from error
+    except (OSError, ValueError) as error:
+        raise PreflightError(f"{path} cannot be read as JSON: {error}") from error
+
+
+def check_gpus(config: Config) -> None:
+    """Checks that there are as many GPUs as the configuration's parallelism needs.
+
+    Raises:
+        PreflightError: too few; says how many were found.
+    """
+    found = len(config.devices.gpus)
+    if found < config.gpus_needed:
+        raise PreflightError(
+            f"preset {config.preset} needs {config.gpus_needed} GPUs and {found} were found: {config.devices}. "
+            "Pick another preset with --preset, or lower --tensor-parallel-size"
+        )
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A bound socket, not yet listening, so that a taken port is known before the engine starts.
+
+    Raises:
+        PreflightError: the address cannot be had.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        sock = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise PreflightError(f"cannot listen on {host}: {error}") from error
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+    except OSError as error:
+        sock.close()
+        raise PreflightError(
+            f"cannot listen on {host} port {port}: {error.strerror}. Stop what uses it, or choose another with --port"
+        ) from error
+    return sock

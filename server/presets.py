@@ -1,0 +1,177 @@
+"""Presets: typed, versioned YAML files in `configs/presets/`, one per kind of machine, and the choice among them.
+
+A preset gives the engine's flags and environment for the devices it `match`es. Every limit carries its provenance:
+`computed` (from sizes, or a document's claim) or `measured` (with the result's source). Nothing in a preset is code.
+"""
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from server.decisions import Decision
+from server.devices import Device, Devices
+from server.errors import ConfigError, unknown_name
+from server.flags import FlagValue, check_value, engine_flags
+
+PRESETS_FOLDER = Path(__file__).parents[1] / "configs" / "presets"
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Limit(_Strict):
+    """A limit's value, and how it is known."""
+
+    value: int | float | str
+    provenance: Literal["computed", "measured"]
+    source: str = Field(min_length=1)
+
+
+class Match(_Strict):
+    """The devices a preset is for: exactly `count` alike GPUs."""
+
+    count: int = Field(ge=1)
+    capability: str = Field(pattern=r"^\d+\.\d$")
+    memory_gib: int
+    nvlink: bool
+
+    def covers(self, devices: Sequence[Device]) -> bool:
+        """Whether these are the devices meant. Every one is looked at: mixed GPUs match no preset."""
+        return len(devices) == self.count and all(
+            device.capability == self.capability
+            and device.memory_gib == self.memory_gib
+            and device.nvlink == self.nvlink
+            for device in devices
+        )
+
+
+class Automatic(_Strict):
+    """An environment value found on the machine: the number of usable `cores`, or a `library` beside this Python."""
+
+    cores: Literal[True] | None = None
+    library: str | None = None
+
+    def __str__(self) -> str:
+        return "the number of cores" if self.library is None else f"{self.library} in {sys.prefix}/lib"
+
+    def resolve(self, prefix: Path) -> str | None:
+        """The value, or None where the library is absent."""
+        if self.library is None:
+            return str(usable_cores())
+        path = prefix / "lib" / self.library
+        return str(path) if path.is_file() else None
+
+
+class Preset(_Strict):
+    """One preset file. `match` is null for machines without a GPU the engine can use."""
+
+    schema_version: Literal[1] = Field(alias="schema")
+    name: str
+    description: str
+    match: Match | None
+    engine: dict[str, FlagValue] = Field(default_factory=dict)
+    limits: dict[str, Limit] = Field(default_factory=dict)
+    env: dict[str, str | Automatic] = Field(default_factory=dict)
+
+    def flags(self) -> dict[str, FlagValue]:
+        """The engine's flags, limits included, checked against vLLM's own.
+
+        Raises:
+            ConfigError: a flag vLLM does not have (names the nearest), a value it does not take, a flag given twice.
+        """
+        known = engine_flags()
+        checked: dict[str, FlagValue] = {}
+        for name, value in [*self.engine.items(), *((name, limit.value) for name, limit in self.limits.items())]:
+            if name not in known:
+                raise ConfigError(f"preset {self.name}: {unknown_name('engine flag', name, known)}")
+            if name in checked:
+                raise ConfigError(f"preset {self.name}: {name} is both under engine and under limits; keep one")
+            try:
+                checked[name] = check_value(known[name], value)
+            except ConfigError as error:
+                raise ConfigError(f"preset {self.name}: {error}") from error
+        return checked
+
+
+def load_presets(folder: Path = PRESETS_FOLDER) -> dict[str, Preset]:
+    """Every preset by name.
+
+    Raises:
+        ConfigError: a file that is not a preset; names the file, the key and the nearest valid key.
+    """
+    presets = (_load(path) for path in sorted(folder.glob("*.yaml")))
+    return {preset.name: preset for preset in presets}
+
+
+def _load(path: Path) -> Preset:
+    try:
+        preset = Preset.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+        preset.flags()
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: not YAML: {error}") from error
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+    except ValidationError as error:
+        raise ConfigError(f"{path}: {_first_problem(error)}") from error
+    if preset.name != path.stem:
+        raise ConfigError(f"{path}: the preset's name is {preset.name!r}, expected the file's, {path.stem!r}")
+    return preset
+
+
+# The keys of each part of a preset file, to name the nearest when one is unknown.
+_KEYS: Mapping[str, type[_Strict]] = {"": Preset, "match": Match, "limits": Limit, "env": Automatic}
+
+
+def _first_problem(error: ValidationError) -> str:
+    problems = error.errors()
+    problem = next((one for one in problems if one["type"] == "extra_forbidden"), problems[0])
+    where = [str(part) for part in problem["loc"]]
+    if problem["type"] == "extra_forbidden":
+        model = _KEYS[where[0] if len(where) > 1 else ""]
+        keys = [field.alias or name for name, field in model.model_fields.items()]
+        parent = ".".join(where[:-1])
+        return unknown_name(f"key in {parent}" if parent else "key", where[-1], keys)
+    return f"{'.'.join(where) or 'file'}: {problem['msg']}, got {problem['input']!r}"
+
+
+def select_preset(presets: Mapping[str, Preset], devices: Devices, *, cpu_engine: bool) -> tuple[Preset, Decision]:
+    """The preset for these devices, with the reason: a pure function.
+
+    Args:
+        presets: all presets, by name.
+        devices: what was found on this machine.
+        cpu_engine: whether the installed engine is vLLM's CPU build, which can use no GPU.
+
+    Raises:
+        ConfigError: no preset covers the GPUs found; lists the presets and says how to pick one.
+    """
+    found = devices.gpus
+    if cpu_engine or not found:
+        preset = next(preset for preset in presets.values() if preset.match is None)
+        reason = devices.reason if not found else f"the installed engine is the CPU build; it leaves {devices} unused"
+        return preset, Decision("preset", preset.name, reason)
+    for preset in presets.values():
+        if preset.match is not None and preset.match.covers(found):
+            return preset, Decision("preset", preset.name, f"found {devices}")
+    listing = "\n".join(f"  {preset.name}: {preset.description}" for preset in presets.values())
+    raise ConfigError(
+        f"no preset covers the GPUs found ({devices}).\nPick one with --preset NAME, or hide GPUs with "
+        f"CUDA_VISIBLE_DEVICES so that one fits:\n{listing}"
+    )
+
+
+def usable_cores() -> int:
+    """Cores this process may use: its affinity mask, and the control group's quota where that is less."""
+    cores = len(os.sched_getaffinity(0))
+    quota_file = Path("/sys/fs/cgroup/cpu.max")  # cgroup v2: "<quota> <period>" in microseconds, or "max <period>"
+    if quota_file.is_file():
+        quota, period = quota_file.read_text(encoding="ascii").split()
+        if quota != "max":
+            cores = min(cores, max(1, int(quota) // int(period)))
+    return cores

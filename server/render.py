@@ -1,0 +1,99 @@
+"""The engine's command line and environment, rendered from the configuration. Nothing else renders them."""
+
+import os
+import shlex
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from server.config import Config
+from server.decisions import Decision
+from server.flags import engine_flags, render
+
+ENGINE_MODULE = "engine"
+
+# What the engine inherits of our environment: an allowlist, so that no key or token reaches it.
+INHERITED = (
+    *("PATH", "HOME", "USER", "LANG", "LC_*", "TZ", "TMPDIR", "XDG_CACHE_HOME", "PYTHONPATH", "VIRTUAL_ENV"),
+    *("LD_LIBRARY_PATH", "CUDA_*", "NVIDIA_*", "NCCL_*", "TORCH_*", "PYTORCH_*", "TRITON_*"),
+    *("OMP_*", "KMP_*", "MKL_*", "HF_HOME", "VLLM_*"),
+)
+NOT_INHERITED = ("VLLM_API_KEY", "*TOKEN*", "*SECRET*", "*PASSWORD*")
+
+# On every machine: nothing is fetched, nothing is reported, nothing is heard beyond this machine, output comes at once.
+ALWAYS = {
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "PYTHONUNBUFFERED": "1",
+}
+DEFAULTS = {"VLLM_HOST_IP": "127.0.0.1"}
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How the engine is started: `argv`, and its whole `env`."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+
+    def __str__(self) -> str:
+        return shlex.join(self.argv)
+
+
+def render_launch(
+    config: Config, runtime: Path, environ: Mapping[str, str] | None = None, module: str = ENGINE_MODULE
+) -> Launch:
+    """The engine's start from the configuration.
+
+    Args:
+        config: the merged configuration.
+        runtime: the private folder of the engine's sockets.
+        environ: our own environment; the process's by default.
+        module: the Python module that is the engine.
+    """
+    environ = os.environ if environ is None else environ
+    argv = [sys.executable, "-m", module, "--model", config.model, "--uds", str(engine_socket(runtime))]
+    argv += ["--served-model-name", *config.served_model_name]
+    flags = engine_flags()
+    for name, value in sorted(config.engine.items()):
+        argv += render(flags[name], value)
+    inherited = {name: value for name, value in environ.items() if is_inherited(name)}
+    env = {
+        **DEFAULTS,
+        **config.env,
+        **inherited,
+        **ALWAYS,
+        "VOLTSERVE_PROGRESS_SOCKET": str(progress_socket(runtime)),
+    }
+    return Launch(tuple(argv), env)
+
+
+def is_inherited(name: str) -> bool:
+    """Whether the engine inherits a variable of this name."""
+    return any(fnmatchcase(name, pattern) for pattern in INHERITED) and not any(
+        fnmatchcase(name, pattern) for pattern in NOT_INHERITED
+    )
+
+
+def overridden(config: Config, environ: Mapping[str, str] | None = None) -> list[Decision]:
+    """The preset's variables that our own environment sets otherwise and thereby wins."""
+    environ = os.environ if environ is None else environ
+    return [
+        Decision(name, environ[name], f"set in the environment; preset {config.preset} has {value}")
+        for name, value in config.env.items()
+        if is_inherited(name) and environ.get(name, value) != value
+    ]
+
+
+def engine_socket(runtime: Path) -> Path:
+    """Where the engine serves HTTP."""
+    return runtime / "engine.sock"
+
+
+def progress_socket(runtime: Path) -> Path:
+    """Where the engine's progress datagrams are received."""
+    return runtime / "progress.sock"

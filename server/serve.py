@@ -1,0 +1,163 @@
+"""`voltserve serve`: gateway and supervisor in one event loop, from the bound port to the last request."""
+
+import asyncio
+import contextlib
+import resource
+import shutil
+import signal
+import socket
+import tempfile
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import structlog
+import uvicorn
+
+from server import logs, preflight
+from server.config import Config
+from server.errors import PreflightError
+from server.gateway import Gateway
+from server.render import ENGINE_MODULE, engine_socket, overridden, progress_socket, render_launch
+from server.supervisor import Supervisor
+from server.supervisor.probe import engine_client
+from server.terminal import Reporter, printable_url, reporter
+
+# A Unix socket's path must fit sockaddr_un.sun_path, 108 bytes with its final zero (unix(7)).
+MAX_SOCKET_PATH = 107
+EXIT_BY_SIGNAL = 128  # plus the signal's number, as shells have it
+
+log = structlog.get_logger("voltserve.serve")
+
+
+def serve(config: Config, module: str = ENGINE_MODULE) -> int:
+    """Serves until SIGTERM or SIGINT. Returns the exit code: 0 after an orderly end.
+
+    Args:
+        config: the merged configuration.
+        module: the Python module that is the engine.
+
+    Raises:
+        PreflightError: serving cannot work; nothing was started.
+    """
+    preflight.check(config)
+    _allow_many_files()
+    sock = preflight.bind(config.host, config.port)
+    with contextlib.closing(sock), _runtime_folder() as runtime:
+        port = sock.getsockname()[1]
+        show = reporter(config, printable_url(config.host, port))
+        logs.configure(config.log_level, config.log_format, show.write)
+        try:
+            return asyncio.run(_run(config, sock, runtime, show, module))
+        finally:
+            show.close()
+
+
+async def _run(config: Config, sock: socket.socket, runtime: Path, show: Reporter, module: str) -> int:
+    launch = render_launch(config, runtime, module=module)
+    decisions = (*config.decisions, *overridden(config))
+    for decision in decisions:
+        log.info("decision", what=decision.what, choice=decision.choice, reason=decision.reason)
+    log.info("engine command", command=str(launch))
+    async with engine_client(str(engine_socket(runtime))) as client:
+        supervisor = Supervisor(config, launch, runtime, client, decisions)
+        gateway = Gateway(config, client, lambda: supervisor.status)
+        supervisor.subscribe(gateway.metrics.observe)
+        supervisor.subscribe(show.show)
+        http = _HTTPServer(
+            uvicorn.Config(
+                gateway.app,
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                lifespan="off",
+                timeout_graceful_shutdown=1,
+            )
+        )
+        signals = _Signals(on_second=lambda: _hurry(supervisor, http))
+        log.info("listening", host=config.host, port=sock.getsockname()[1])
+        serving = asyncio.create_task(http.serve(sockets=[sock]))
+        running = asyncio.create_task(supervisor.run())
+        try:
+            await _first(serving, running, signals.first.wait())
+            supervisor.drain(f"{signals.name} came" if signals.name else "the gateway ended")
+            log.info("draining", in_flight=gateway.in_flight.count, seconds=config.drain_timeout)
+            await _first(gateway.in_flight.wait_for_none(), signals.second.wait(), limit=config.drain_timeout)
+            if gateway.in_flight.count:
+                log.warning("requests are cut off", in_flight=gateway.in_flight.count)
+        finally:
+            supervisor.stop()
+            await asyncio.wait({running})
+            http.should_exit = True
+            await asyncio.wait({serving})
+        running.result()
+        serving.result()
+    log.info("stopped")
+    return signals.exit_code
+
+
+class _HTTPServer(uvicorn.Server):
+    """uvicorn's server without its signal handlers: what a signal does is decided here."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """uvicorn's hook for signal handlers."""
+        yield
+
+
+class _Signals:
+    """SIGTERM and SIGINT: the first asks for an orderly end, the second for an immediate one."""
+
+    def __init__(self, on_second: Callable[[], None]) -> None:
+        self.first = asyncio.Event()
+        self.second = asyncio.Event()
+        self.name = ""
+        self.exit_code = 0
+        self._on_second = on_second
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._take, number)
+
+    def _take(self, number: signal.Signals) -> None:
+        if not self.first.is_set():
+            self.name = number.name
+            self.first.set()
+            return
+        self.exit_code = EXIT_BY_SIGNAL + number
+        self.second.set()
+        self._on_second()
+
+
+def _hurry(supervisor: Supervisor, http: uvicorn.Server) -> None:
+    supervisor.kill()
+    http.force_exit = True
+
+
+async def _first(*awaitables: Awaitable[object], limit: float | None = None) -> None:
+    """Returns when one of these is done or `limit` seconds have passed; cancels those that were made for this call."""
+    tasks = {asyncio.ensure_future(one) for one in awaitables}
+    await asyncio.wait(tasks, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
+    for task in tasks.difference(awaitables):
+        task.cancel()
+
+
+@contextlib.contextmanager
+def _runtime_folder() -> Iterator[Path]:
+    """A private folder (mode 0700) for the engine's sockets, removed at the end.
+
+    Raises:
+        PreflightError: its path is too long for a Unix socket.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="voltserve-"))
+    try:
+        longest = engine_socket(folder), progress_socket(folder)
+        if any(len(bytes(path)) > MAX_SOCKET_PATH for path in longest):
+            raise PreflightError(f"{folder} is too long for a Unix socket's path ({MAX_SOCKET_PATH} bytes); set TMPDIR")
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _allow_many_files() -> None:
+    """Raises the soft limit of open files to the hard one: each stream needs two, and 1024 is a common soft limit."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

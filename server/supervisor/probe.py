@@ -1,0 +1,81 @@
+"""Asks the engine over its Unix socket: does it answer, and can it complete a prompt?"""
+
+import asyncio
+from enum import Enum
+from typing import Any
+
+import httpx
+
+POLL_INTERVAL = 0.25  # seconds between two looks at an engine that is not up yet
+
+# What proves that the engine works: the first of these routes that it serves. Pooling models have no completions.
+PROOFS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("/v1/completions", {"prompt": "Hello", "max_tokens": 1, "temperature": 0}),
+    ("/v1/embeddings", {"input": "Hello"}),
+)
+
+
+class Pulse(Enum):
+    """What a heartbeat found: an answer, no answer in time, or the engine's word that its core is dead."""
+
+    ALIVE = "alive"
+    SILENT = "silent"
+    DEAD = "dead"
+
+
+class EngineNotWorkingError(Exception):
+    """The engine answers, but not with a completion."""
+
+
+def engine_client(socket_path: str) -> httpx.AsyncClient:
+    """A client for the engine's socket.
+
+    No limit on reading, since a generation may take as long as it takes, and none on the number of connections. Each
+    request has its own connection: an idle one could be closed by the engine just as a request is put on it.
+    """
+    transport = httpx.AsyncHTTPTransport(
+        uds=socket_path, limits=httpx.Limits(max_connections=None, max_keepalive_connections=0)
+    )
+    timeout = httpx.Timeout(connect=5.0, read=None, write=30.0, pool=None)
+    return httpx.AsyncClient(transport=transport, timeout=timeout, base_url="http://engine")
+
+
+async def heartbeat(client: httpx.AsyncClient, limit: float) -> Pulse:
+    """One `GET /health`, answered within `limit` seconds or not."""
+    try:
+        response = await asyncio.wait_for(client.get("/health"), limit)
+    except (httpx.HTTPError, asyncio.TimeoutError):
+        return Pulse.SILENT
+    if response.status_code == httpx.codes.SERVICE_UNAVAILABLE:
+        return Pulse.DEAD
+    return Pulse.ALIVE if response.is_success else Pulse.SILENT
+
+
+async def wait_until_it_answers(client: httpx.AsyncClient) -> None:
+    """Returns once the engine's `/health` answers; the caller sets the time limit."""
+    while True:
+        pulse = await heartbeat(client, limit=5.0)
+        if pulse is Pulse.ALIVE:
+            return
+        if pulse is Pulse.DEAD:
+            raise EngineNotWorkingError("its core process died")
+        await asyncio.sleep(POLL_INTERVAL)
+
+
+async def prove(client: httpx.AsyncClient, model: str) -> str:
+    """One real completion (or embedding). Returns the route that worked.
+
+    Raises:
+        EngineNotWorkingError: the engine refused or broke off; says how.
+    """
+    for route, body in PROOFS:
+        try:
+            response = await client.post(route, json={"model": model, **body})
+        except httpx.HTTPError as error:
+            raise EngineNotWorkingError(f"{route} broke off: {type(error).__name__} {error}") from error
+        if response.status_code == httpx.codes.NOT_FOUND:
+            continue
+        if not response.is_success:
+            raise EngineNotWorkingError(f"{route} answered {response.status_code}: {response.text[:300]}")
+        return route
+    raise EngineNotWorkingError(f"it serves none of {', '.join(route for route, _ in PROOFS)}")

@@ -1,0 +1,257 @@
+"""The supervisor: one engine at a time, from start to ready, from failure to restart, until it is told to stop."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import structlog
+
+from server.config import Config
+from server.decisions import Decision
+from server.render import Launch, engine_socket, progress_socket
+from server.supervisor.probe import EngineNotWorkingError, Pulse, heartbeat, prove, wait_until_it_answers
+from server.supervisor.process import EngineProcess, describe_exit
+from server.supervisor.progress import Event, ProgressTracker, receive_progress
+from server.supervisor.states import Progress, State, Status, check_transition
+
+MAX_FAILURES = 5  # in a row, without having been ready between them
+MAX_BACKOFF = 60.0  # seconds
+HEARTBEAT_INTERVAL = 1.0  # seconds
+
+log = structlog.get_logger("voltserve.supervisor")
+engine_log = structlog.get_logger("voltserve.engine")
+
+
+def backoff(failures: int) -> float:
+    """Seconds until the next start after `failures` failures in a row: 1, 2, 4 … 60."""
+    return float(min(MAX_BACKOFF, 2.0 ** (failures - 1)))
+
+
+class EngineFaultError(Exception):
+    """The engine has to be stopped, for the reason given."""
+
+
+class Supervisor:
+    """Runs the engine. `status` is a snapshot for everyone; only this class writes it.
+
+    Args:
+        config: the merged configuration.
+        launch: how the engine is started.
+        runtime: the private folder of the engine's sockets.
+        client: asks the engine over its socket.
+        decisions: what was decided before the engine was started.
+        backoff: seconds until the next start, from the number of failures in a row.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        launch: Launch,
+        runtime: Path,
+        client: httpx.AsyncClient,
+        decisions: tuple[Decision, ...] = (),
+        backoff: Callable[[int], float] = backoff,
+    ) -> None:
+        now = time.monotonic()
+        self.status = Status(State.STARTING, "not started yet", since=now, started_at=now, decisions=decisions)
+        self._config = config
+        self._launch = launch
+        self._runtime = runtime
+        self._client = client
+        self._decisions = decisions
+        self._backoff = backoff
+        self._listeners: list[Callable[[Status], None]] = []
+        self._failures = 0
+        self._tracker = ProgressTracker()
+        self._process: EngineProcess | None = None
+        self._draining = asyncio.Event()
+        self._stopping = asyncio.Event()
+
+    def subscribe(self, listener: Callable[[Status], None]) -> None:
+        """Calls `listener` with each new status, in the event loop."""
+        self._listeners.append(listener)
+
+    async def run(self) -> None:
+        """Starts the engine and keeps it running until `drain` and `stop` are called; nothing of it is left then."""
+        transport = await receive_progress(progress_socket(self._runtime), self._on_event, self._on_invalid)
+        try:
+            while not self._draining.is_set():
+                await self._live()
+                if not self._draining.is_set():
+                    await self._wait_before_restart()
+        finally:
+            transport.close()
+
+    def drain(self, reason: str) -> None:
+        """No new requests from now on; the engine goes on until `stop`."""
+        if not self._draining.is_set():
+            self._enter(State.DRAINING, reason)
+            self._draining.set()
+
+    def stop(self) -> None:
+        """Makes `run` stop the engine, within the stop timeout, and return. Call `drain` before."""
+        self._stopping.set()
+
+    def kill(self) -> None:
+        """Kills the engine at once and makes `run` return."""
+        if self._process is not None:
+            self._process.kill()
+        self._stopping.set()
+
+    async def _live(self) -> None:
+        """One life of the engine, from its start until none of it runs. The one path on which an engine is started."""
+        self._begin()
+        try:
+            self._process = process = await EngineProcess.start(self._launch, self._on_line)
+        except OSError as error:
+            self._fail(f"cannot be started: {error}")
+            return
+        ended = asyncio.create_task(process.wait())
+        cared = asyncio.create_task(self._care())
+        told = asyncio.create_task(self._stopping.wait())
+        drained = asyncio.create_task(self._draining.wait())
+        try:
+            done, _ = await asyncio.wait({ended, cared, drained}, return_when=asyncio.FIRST_COMPLETED)
+            if drained in done:
+                await self._stop_caring(cared)
+                await asyncio.wait({ended, told}, return_when=asyncio.FIRST_COMPLETED)
+            elif ended in done:
+                self._fail(describe_exit(ended.result()))
+            else:
+                self._fail(_fault_of(cared))
+        finally:
+            for task in (cared, told, drained):
+                await self._stop_caring(task)
+            await process.stop(self._config.stop_timeout)
+            exit_text = describe_exit(await ended)
+            self._process = None
+            self._finish(exit_text, process.output.errors())
+
+    @staticmethod
+    async def _stop_caring(task: "asyncio.Task[Any]") -> None:
+        task.cancel()
+        await asyncio.wait({task})
+
+    def _begin(self) -> None:
+        first = self.status.last_exit is None and self.status.state is State.STARTING
+        self._tracker = ProgressTracker()
+        engine_socket(self._runtime).unlink(missing_ok=True)
+        if not first:
+            self._enter(State.STARTING, "restarted", restarts=self.status.restarts + 1)
+        self._update(
+            reason="the engine process is being started",
+            started_at=time.monotonic(),
+            progress=None,
+            decisions=self._decisions,
+            retry_at=None,
+        )
+
+    async def _care(self) -> None:
+        """Brings the engine up and then watches it; ends only by EngineFaultError or cancellation."""
+        limit = self._config.start_timeout
+        try:
+            await asyncio.wait_for(self._bring_up(), limit)
+        except asyncio.TimeoutError:
+            where = self.status.progress or self.status.state.value
+            raise EngineFaultError(f"not ready within {limit:g} s (--start-timeout); it had come to: {where}") from None
+        except EngineNotWorkingError as error:
+            raise EngineFaultError(f"came up, but does not work: {error}") from error
+        await self._watch()
+
+    async def _bring_up(self) -> None:
+        await wait_until_it_answers(self._client)
+        if self.status.state is State.STARTING:
+            self._enter(State.LOADING, "it answers without having told its progress")
+        self._enter(State.WARMING, "a first completion is under way", progress=Progress("first completion"))
+        route = await prove(self._client, self._config.served_model_name[0])
+        self._failures = 0
+        elapsed = self.status.start_elapsed
+        self._enter(State.READY, f"{route} worked {elapsed:.1f} s after the start", progress=None)
+
+    async def _watch(self) -> None:
+        silent_since: float | None = None
+        while True:
+            await asyncio.sleep(HEARTBEAT_INTERVAL)
+            asked_at = time.monotonic()
+            pulse = await heartbeat(self._client, self._config.heartbeat_timeout)
+            if pulse is Pulse.DEAD:
+                raise EngineFaultError("the engine says that its core process died")
+            if pulse is Pulse.ALIVE:
+                silent_since = None
+                if self.status.state is State.DEGRADED:
+                    self._enter(State.READY, "it answers again")
+                continue
+            silent_since = silent_since or asked_at
+            if self.status.state is State.READY:
+                self._enter(State.DEGRADED, f"no heartbeat within {self._config.heartbeat_timeout:g} s")
+            if time.monotonic() - silent_since >= self._config.hang_timeout:
+                raise EngineFaultError(f"hung: no heartbeat for {self._config.hang_timeout:g} s (--hang-timeout)")
+
+    async def _wait_before_restart(self) -> None:
+        if self._failures >= MAX_FAILURES:
+            reason = f"given up after {self._failures} failures in a row; the last: {self.status.reason}"
+            log.error("given up", failures=self._failures)
+            self._update(reason=reason)
+            await self._draining.wait()
+            return
+        delay = self._backoff(self._failures)
+        log.warning("restart scheduled", seconds=delay, failures=self._failures)
+        self._update(retry_at=time.monotonic() + delay)
+        try:
+            await asyncio.wait_for(self._draining.wait(), delay)
+        except asyncio.TimeoutError:
+            return
+
+    def _fail(self, reason: str) -> None:
+        self._failures += 1
+        self._enter(State.FAILED, reason, progress=None, last_exit=reason)
+
+    def _finish(self, exit_text: str, errors: list[str]) -> None:
+        """Adds what the engine last said, which is known only once its output has ended."""
+        if self.status.state is not State.FAILED:
+            self._update(last_exit=exit_text)
+            return
+        reason = " | ".join([self.status.reason, *errors])
+        for line in errors:
+            log.error("engine's last words", line=line)
+        self._update(reason=reason, last_exit=reason)
+
+    def _on_event(self, event: Event) -> None:
+        self._tracker.take(event)
+        if self.status.state is State.STARTING:
+            self._enter(State.LOADING, "the model is being loaded")
+        decisions = self._decisions + self._tracker.decisions
+        for decision in decisions[len(self.status.decisions) :]:
+            log.info("decision", what=decision.what, choice=decision.choice, reason=decision.reason)
+        progress = self._tracker.progress if self.status.state is State.LOADING else self.status.progress
+        self._update(progress=progress, decisions=decisions)
+
+    def _on_invalid(self, problem: str) -> None:
+        log.warning("progress datagram ignored", problem=problem)
+
+    def _on_line(self, level: str, line: str) -> None:
+        getattr(engine_log, level)(line)
+
+    def _enter(self, state: State, reason: str, **changes: Any) -> None:
+        """The only way into another state."""
+        check_transition(self.status.state, state)
+        log_method = log.warning if state in {State.FAILED, State.DEGRADED} else log.info
+        log_method("state", state=state.value, was=self.status.state.value, reason=reason)
+        self._update(state=state, reason=reason, since=time.monotonic(), **changes)
+
+    def _update(self, **changes: Any) -> None:
+        self.status = replace(self.status, **changes)
+        for listener in self._listeners:
+            listener(self.status)
+
+
+def _fault_of(task: "asyncio.Task[None]") -> str:
+    """Why caring for the engine ended. A fault is a reason; anything else is a bug of ours and raised."""
+    error = task.exception()
+    if isinstance(error, EngineFaultError):
+        return str(error)
+    raise error or RuntimeError("the supervisor stopped watching the engine without a reason")

@@ -1,0 +1,185 @@
+"""What a person at the terminal sees while the engine loads, and when it is ready."""
+
+import json
+import shlex
+import sys
+import time
+
+import structlog
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from quant.progress import OnProgress
+from quant.progress import Progress as WorkProgress
+from server.config import Config
+from server.supervisor import State, Status
+
+LOG_INTERVAL = 10.0  # seconds between two log lines about the same phase
+
+log = structlog.get_logger("voltserve.serve")
+
+_STARTING = {State.STARTING, State.LOADING, State.WARMING}
+
+
+def ready_lines(config: Config, url: str) -> list[str]:
+    """The URL, the model's name, and a request to try."""
+    model = config.served_model_name[0]
+    body = json.dumps(
+        {"model": model, "messages": [{"role": "user", "content": "What is the capital of France?"}]},
+        ensure_ascii=False,
+    )
+    return [
+        f"ready: {url}/v1 serves {', '.join(config.served_model_name)}",
+        f"try: curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d {shlex.quote(body)}",
+    ]
+
+
+def printable_url(host: str, port: int) -> str:
+    """Where a client on this machine finds the gateway; a wildcard address becomes the loopback one."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)  # noqa: S104 — recognised, not bound
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+class LogReporter:
+    """For pipes and containers: a log line at each phase and every ten seconds within one."""
+
+    def __init__(self, config: Config, url: str) -> None:
+        self._config = config
+        self._url = url
+        self._phase = ""
+        self._logged_at = 0.0
+        self._state: State | None = None
+
+    def write(self, line: str) -> None:
+        """Takes a finished log line."""
+        print(line, file=sys.stderr, flush=True)
+
+    def show(self, status: Status) -> None:
+        """Takes the supervisor's new status."""
+        if status.state is State.READY and self._state is not State.READY:
+            for line in ready_lines(self._config, self._url):
+                print(line, flush=True)
+        self._state = status.state
+        if status.progress is None or status.state not in _STARTING:
+            return
+        now = time.monotonic()
+        if status.progress.phase == self._phase and now - self._logged_at < LOG_INTERVAL:
+            return
+        self._phase, self._logged_at = status.progress.phase, now
+        progress = {"done": status.progress.done, "total": status.progress.total, "unit": status.progress.unit}
+        known = {name: value for name, value in progress.items() if value is not None}
+        log.info("loading", phase=self._phase, elapsed=round(status.start_elapsed, 1), **known)
+
+    def close(self) -> None:
+        """Nothing to take down."""
+
+
+class LiveReporter:
+    """For a terminal: one live line with phase, bar, bytes and time, below the log."""
+
+    def __init__(self, config: Config, url: str, console: Console) -> None:
+        self._config = config
+        self._url = url
+        self._console = console
+        self._state: State | None = None
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            DownloadColumn(binary_units=True),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+        )
+        self._task: TaskID | None = None
+
+    def write(self, line: str) -> None:
+        """Takes a finished log line, and puts it above the live one."""
+        self._console.out(line, highlight=False)
+
+    def show(self, status: Status) -> None:
+        """Takes the supervisor's new status."""
+        if status.state is State.READY and self._state is not State.READY:
+            self.close()
+            for line in ready_lines(self._config, self._url):
+                self._console.out(line, style="bold green", highlight=False)
+        self._state = status.state
+        if status.state not in _STARTING:
+            self.close()
+            return
+        if self._task is None:
+            self._task = self._bar.add_task(status.state.value, total=None)
+            self._bar.start()
+        progress = status.progress
+        self._bar.update(
+            self._task,
+            description=progress.phase if progress else status.state.value,
+            completed=(progress.done if progress else None) or 0,
+            total=progress.total if progress else None,
+        )
+
+    def close(self) -> None:
+        """Takes the live line down."""
+        if self._task is not None:
+            self._bar.stop()
+            self._bar.remove_task(self._task)
+            self._task = None
+
+
+Reporter = LogReporter | LiveReporter
+
+
+def reporter(config: Config, url: str) -> Reporter:
+    """The reporter for where stderr goes."""
+    console = Console(stderr=True)
+    return LiveReporter(config, url, console) if console.is_terminal else LogReporter(config, url)
+
+
+class LoggedWork:
+    """Progress of a command's work for pipes: a log line at each step and every ten seconds within one."""
+
+    def __init__(self) -> None:
+        self._what = ""
+        self._logged_at = 0.0
+
+    def __enter__(self) -> OnProgress:
+        return self._show
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing to take down."""
+
+    def _show(self, progress: WorkProgress) -> None:
+        now = time.monotonic()
+        if progress.what == self._what and now - self._logged_at < LOG_INTERVAL:
+            return
+        self._what, self._logged_at = progress.what, now
+        log.info(progress.what, done=progress.done, total=progress.total, unit=progress.unit)
+
+
+class WorkBar:
+    """Progress of a command's work on a terminal: a bar for each step."""
+
+    def __init__(self) -> None:
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.fields[amount]}"),
+            TimeElapsedColumn(),
+            console=Console(stderr=True),
+        )
+        self._tasks: dict[str, TaskID] = {}
+
+    def __enter__(self) -> OnProgress:
+        self._bar.start()
+        return self._show
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def _show(self, progress: WorkProgress) -> None:
+        amount = f"{progress.done}/{progress.total} {progress.unit}"
+        if progress.unit == "bytes":
+            amount = f"{progress.done / 1e6:.0f}/{progress.total / 1e6:.0f} MB"
+        if progress.what not in self._tasks:
+            self._tasks[progress.what] = self._bar.add_task(progress.what, amount=amount)
+        task = self._tasks[progress.what]
+        self._bar.update(task, completed=progress.done, total=progress.total, amount=amount)

@@ -1,0 +1,236 @@
+"""A stand-in for `python -m engine`: the same command line and progress datagrams, a fake model, and faults on demand.
+
+How it starts is said by `fake.json` in the model directory (see `Start`); how it answers, by the object `fake` of a request
+(see `Answer`). `GET /stats` says what it has seen.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from engine import progress
+
+METRICS = """# HELP vllm:num_requests_running Number of requests in model execution batches.
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="0"} %d
+# HELP voltserve_requests_total A name that is the gateway's.
+# TYPE voltserve_requests_total counter
+voltserve_requests_total{route="fake"} 7.0
+"""
+
+
+@dataclass(frozen=True)
+class Start:
+    """What happens at start, in this order."""
+
+    ignore_sigterm: bool = False
+    spawn: bool = False  # leave a child in the process group, as vLLM's EngineCore is
+    quiet: bool = False  # send no progress
+    print_lines: tuple[str, ...] = ()
+    load_seconds: float = 0.0
+    fail_first: int = 0  # so many starts end in an error
+    hang: bool = False  # never listen
+    refuse: bool = False  # completions answer 500
+    pooling: bool = False  # no completions, only embeddings
+
+
+@dataclass(frozen=True)
+class Answer:
+    """How one request is answered."""
+
+    tokens: int = 3
+    delay: float = 0.0  # seconds before each token
+    kill_after: int | None = None  # SIGKILL to ourselves after so many tokens
+    half_event: bool = False  # the last token before the kill is cut in the middle
+
+
+class FakeEngine:
+    """The application and its counters."""
+
+    def __init__(self, model: Path, names: list[str], start: Start) -> None:
+        self.model = model
+        self.names = names
+        self.start = start
+        self.stats: dict[str, Any] = {"running": 0, "aborted": 0, "finished": 0, "headers": {}, "path": ""}
+        self.app = Starlette(
+            routes=[
+                Route("/health", self.health),
+                Route("/stats", self.show_stats),
+                Route("/metrics", self.metrics),
+                Route("/sleep", self.health, methods=["POST"]),
+                Route("/v1/models", self.models),
+                Route("/v1/embeddings", self.embeddings, methods=["POST"]),
+                Route("/v1/responses/{id}", self.echo),
+                Route("/v1/responses/{id}/cancel", self.echo, methods=["POST"]),
+                *([] if start.pooling else [Route("/v1/completions", self.complete, methods=["POST"])]),
+                *([] if start.pooling else [Route("/v1/chat/completions", self.complete, methods=["POST"])]),
+            ]
+        )
+
+    async def health(self, _: Request) -> Response:
+        return Response(status_code=503 if (self.model / "dead").exists() else 200)
+
+    async def show_stats(self, _: Request) -> Response:
+        return JSONResponse({**self.stats, "environment": dict(os.environ), "argv": sys.argv[1:]})
+
+    async def metrics(self, _: Request) -> Response:
+        return PlainTextResponse(METRICS % self.stats["running"])
+
+    async def models(self, _: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [{"id": name, "object": "model"} for name in self.names]})
+
+    async def embeddings(self, request: Request) -> Response:
+        vector = {"object": "embedding", "index": 0, "embedding": [0.0, 1.0]}
+        usage = {"prompt_tokens": 1, "total_tokens": 1}
+        model = (await request.json())["model"]
+        return JSONResponse({"object": "list", "data": [vector], "model": model, "usage": usage})
+
+    async def echo(self, request: Request) -> Response:
+        return JSONResponse({"id": request.path_params["id"], "query": request.url.query, "method": request.method})
+
+    async def complete(self, request: Request) -> Response:
+        body = await request.json()
+        self.stats["headers"] = dict(request.headers)
+        if self.start.refuse:
+            return JSONResponse({"error": {"message": "no kernel image", "code": 500}}, 500)
+        if body["model"] not in self.names:
+            error = {"message": f"The model `{body['model']}` does not exist.", "type": "NotFoundError", "code": 404}
+            return JSONResponse({"error": error}, 404)
+        answer = Answer(**body.get("fake", {}))
+        chat = request.url.path.endswith("chat/completions")
+        if body.get("stream"):
+            events = self.events(body, answer, chat=chat)
+            return StreamingResponse(events, media_type="text/event-stream")
+        text = ""
+        self.stats["running"] += 1
+        try:
+            for index in range(answer.tokens):
+                text += await self.token(answer, index)
+                if await request.is_disconnected():
+                    self.stats["aborted"] += 1
+                    return Response(status_code=499)
+            self.stats["finished"] += 1
+        finally:
+            self.stats["running"] -= 1
+        choice = {"index": 0, "finish_reason": "stop", **_content(text, chat=chat, stream=False)}
+        return JSONResponse({**_head(body, chat=chat, stream=False), "choices": [choice], "usage": _usage(answer.tokens)})
+
+    async def token(self, answer: Answer, index: int) -> str:
+        if index == answer.kill_after:
+            os.kill(os.getpid(), signal.SIGKILL)
+        await asyncio.sleep(answer.delay)
+        return f"字{index} "
+
+    async def events(self, body: dict[str, Any], answer: Answer, *, chat: bool) -> AsyncIterator[bytes]:
+        head = _head(body, chat=chat, stream=True)
+        self.stats["running"] += 1
+        ended = False
+        try:
+            for index in range(answer.tokens):
+                choice = {"index": 0, "finish_reason": None}
+                text = await self.token(answer, index)
+                event = _event({**head, "choices": [{**choice, **_content(text, chat=chat, stream=True)}]})
+                if answer.half_event and index + 1 == answer.kill_after:
+                    event = event[: len(event) // 2]
+                yield event
+            if body.get("stream_options", {}).get("include_usage"):
+                yield _event({**head, "choices": [], "usage": _usage(answer.tokens)})
+            yield b"data: [DONE]\n\n"
+            ended = True
+        finally:
+            self.stats["running"] -= 1
+            self.stats["finished" if ended else "aborted"] += 1
+
+
+def _head(body: dict[str, Any], *, chat: bool, stream: bool) -> dict[str, Any]:
+    kind = ("chat.completion.chunk" if stream else "chat.completion") if chat else "text_completion"
+    return {"id": "cmpl-1", "object": kind, "created": int(time.time()), "model": body["model"]}
+
+
+def _content(text: str, *, chat: bool, stream: bool) -> dict[str, Any]:
+    if not chat:
+        return {"text": text, "logprobs": None}
+    return {"delta" if stream else "message": {"role": "assistant", "content": text}}
+
+
+def _usage(tokens: int) -> dict[str, int]:
+    return {"prompt_tokens": 2, "completion_tokens": tokens, "total_tokens": 2 + tokens}
+
+
+def _event(value: dict[str, Any]) -> bytes:
+    return b"data: " + json.dumps(value, ensure_ascii=False).encode() + b"\n\n"
+
+
+def load(model: Path, start: Start) -> None:
+    """What an engine does before it listens."""
+    if start.ignore_sigterm:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if start.spawn:
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        (model / "child.pid").write_text(str(child.pid))
+    for line in start.print_lines:
+        print(line, flush=True)
+    count_file = model / "starts"
+    starts = int(count_file.read_text()) + 1 if count_file.exists() else 1
+    count_file.write_text(str(starts))
+    if not start.quiet:
+        progress.phase("importing")
+        progress.phase("configuring")
+        progress.decision("attention", "TRITON_ATTN", "the fake has no other")
+        progress.phase("weights")
+        weights = progress.WeightsProgress()
+        weights.expect(1000)
+        weights.advance(400, "model.safetensors")
+    time.sleep(start.load_seconds)
+    if starts <= start.fail_first:
+        raise ValueError(f"shard 5 of 8 is short (start {starts})")
+    if not start.quiet:
+        weights.advance(600, "model.safetensors")
+        progress.phase("warmup")
+    while start.hang:
+        time.sleep(60)
+
+
+class _Server(uvicorn.Server):
+    """Keeps SIGTERM ignored where that is the fault asked for."""
+
+    def __init__(self, config: uvicorn.Config, *, ignore_sigterm: bool) -> None:
+        super().__init__(config)
+        self._ignore = ignore_sigterm
+
+    def handle_exit(self, sig: int, frame: Any) -> None:
+        if not self._ignore:
+            super().handle_exit(sig, frame)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--uds", required=True)
+    parser.add_argument("--served-model-name", nargs="+", required=True)
+    args, _ = parser.parse_known_args()
+    wish = args.model / "fake.json"
+    start = Start(**json.loads(wish.read_text())) if wish.exists() else Start()
+    load(args.model, start)
+    app = FakeEngine(args.model, args.served_model_name, start).app
+    config = uvicorn.Config(app, uds=args.uds, log_level="warning", timeout_graceful_shutdown=1)
+    _Server(config, ignore_sigterm=start.ignore_sigterm).run()
+
+
+if __name__ == "__main__":
+    main()

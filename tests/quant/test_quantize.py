@@ -1,0 +1,272 @@
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from quant.blockwise import quantize_matrix
+from quant.errors import QuantError
+from quant.formats import quantize_config
+from quant.formats.compressed_tensors import GLOBAL, PACKED, SCALE, Config, read_config, read_linear
+from quant.formats.quantize_config import QuantizeConfig
+from quant.progress import Progress
+from quant.quantize import quantize_checkpoint
+from quant.safetensors_file import INDEX_NAME, open_checkpoint
+from tests.quant.files import names_in
+
+ATTENTION = "model.layers.0.self_attn"
+
+
+def random(rows: int, columns: int, seed: int, scale: float = 1.0) -> torch.Tensor:
+    return (torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed)) * scale).half()
+
+
+def tensors() -> dict[str, torch.Tensor]:
+    """A model whose q/k/v differ in size tenfold, so that their own globals would differ too."""
+    return {
+        "model.embed_tokens.weight": random(32, 64, 0),
+        f"{ATTENTION}.q_proj.weight": random(64, 64, 1),
+        f"{ATTENTION}.k_proj.weight": random(32, 64, 2, 0.1),
+        f"{ATTENTION}.v_proj.weight": random(32, 64, 3, 10.0),
+        f"{ATTENTION}.o_proj.weight": random(64, 64, 4),
+        "model.layers.0.mlp.odd_proj.weight": random(8, 40, 5),
+        "model.layers.0.input_layernorm.weight": torch.ones(64).half(),
+    }
+
+
+def model_directory(path, changed=(), *, sharded=False):
+    """A source directory; sharded puts every tensor into a shard of its own, q, k and v too."""
+    path.mkdir()
+    contents = {**tensors(), **dict(changed)}
+    (path / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"], "dtype": "float32", "x": [1]}))
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "LICENSE"):
+        (path / name).write_text(f"contents of {name}")
+    for name in ("pytorch_model.bin", "pytorch_model.bin.index.json", ".hidden.json"):
+        (path / name).write_text("not to be copied")
+    if not sharded:
+        save_file(contents, path / "model.safetensors")
+        return path
+    weight_map = {}
+    for number, (name, tensor) in enumerate(contents.items()):
+        weight_map[name] = f"model-{number:05}.safetensors"
+        save_file({name: tensor}, path / weight_map[name])
+    (path / INDEX_NAME).write_text(json.dumps({"weight_map": weight_map}))
+    return path
+
+
+def loaded(directory) -> dict[str, torch.Tensor]:
+    return {name: t for shard in open_checkpoint(directory).shards for name, t in load_file(directory / shard).items()}
+
+
+def read(directory, module: str, group_size: int = 16):
+    everything = loaded(directory)
+    return read_linear(
+        {suffix: everything[f"{module}.{suffix}"] for suffix in (PACKED, SCALE, GLOBAL)}, module, group_size
+    )
+
+
+@pytest.fixture
+def source(tmp_path):
+    return model_directory(tmp_path / "source")
+
+
+@pytest.mark.parametrize("policy", ["maxabs", "mse"])
+@pytest.mark.parametrize("group_size", [16, 32])
+def test_linears_are_quantized_and_the_rest_is_kept(tmp_path, source, policy, group_size):
+    report = quantize_checkpoint(source, tmp_path / "out", policy=policy, group_size=group_size)
+
+    expected = quantize_matrix(tensors()[f"{ATTENTION}.o_proj.weight"], policy=policy, group_size=group_size)
+    got = read(tmp_path / "out", f"{ATTENTION}.o_proj", group_size)
+    assert torch.equal(got.codes, expected.codes)
+    assert torch.equal(got.dequantize(), expected.dequantize())
+    assert sorted(report.quantized) == [f"{ATTENTION}.{name}_proj" for name in "koqv"]
+    assert dict(report.kept) == {
+        "model.embed_tokens.weight": "ignored by 're:.*embed'",
+        "model.layers.0.input_layernorm.weight": "not a 2-D float weight",
+        "model.layers.0.mlp.odd_proj.weight": f"K=40 is not a multiple of {group_size}",
+    }
+    for name in report.kept:
+        assert torch.equal(loaded(tmp_path / "out")[name], tensors()[name])
+
+
+def test_the_report_s_sizes_are_those_of_the_tensors(tmp_path, source):
+    report = quantize_checkpoint(source, tmp_path / "out")
+
+    assert report.source_bytes == sum(t.nbytes for t in tensors().values())
+    assert report.output_bytes == sum(t.nbytes for t in loaded(tmp_path / "out").values())
+    assert report.output_bytes < report.source_bytes
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_fused_layers_share_the_global_of_the_largest_even_across_shards(tmp_path, sharded):
+    source = model_directory(tmp_path / "source", sharded=sharded)
+
+    quantize_checkpoint(source, tmp_path / "out")
+
+    out = loaded(tmp_path / "out")
+    largest = float(tensors()[f"{ATTENTION}.v_proj.weight"].abs().max())
+    for member in ("q_proj", "k_proj", "v_proj"):
+        assert out[f"{ATTENTION}.{member}.{GLOBAL}"].tolist() == [float(torch.tensor(2688 / largest))]
+        weight = tensors()[f"{ATTENTION}.{member}.weight"].float()
+        error = (read(tmp_path / "out", f"{ATTENTION}.{member}").dequantize() - weight).norm() / weight.norm()
+        assert float(error) < 0.1, member
+    assert out[f"{ATTENTION}.o_proj.{GLOBAL}"] != out[f"{ATTENTION}.q_proj.{GLOBAL}"]
+
+
+def test_sharding_does_not_change_the_result_and_the_index_names_it(tmp_path, source):
+    sharded = model_directory(tmp_path / "sharded", sharded=True)
+
+    quantize_checkpoint(source, tmp_path / "one")
+    quantize_checkpoint(sharded, tmp_path / "many")
+
+    one, many = loaded(tmp_path / "one"), loaded(tmp_path / "many")
+    assert one.keys() == many.keys()
+    for name, tensor in one.items():
+        assert torch.equal(tensor.reshape(-1).view(torch.uint8), many[name].reshape(-1).view(torch.uint8)), name
+    assert not (tmp_path / "one" / INDEX_NAME).exists()
+    index = json.loads((tmp_path / "many" / INDEX_NAME).read_text())
+    assert index["weight_map"].keys() == many.keys()
+    assert index["metadata"]["total_size"] == sum(t.nbytes for t in many.values())
+
+
+def test_the_configs_describe_the_result(tmp_path, source):
+    quantize_checkpoint(source, tmp_path / "out", policy="maxabs", group_size=32, ignore=("re:.*embed",))
+
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    described = read_config(config.pop("quantization_config"), "config.json")
+    assert described == Config(32, ("re:.*embed", "model.layers.0.mlp.odd_proj"))
+    assert config == {"architectures": ["LlamaForCausalLM"], "dtype": "float16", "x": [1]}
+    assert quantize_config.read(tmp_path / "out") == QuantizeConfig(32, "maxabs")
+
+
+def test_tokenizer_template_and_licence_are_copied_but_no_other_weights(tmp_path, source):
+    quantize_checkpoint(source, tmp_path / "out")
+
+    assert names_in(tmp_path / "out") == [
+        "LICENSE",
+        "chat_template.jinja",
+        "config.json",
+        "model.safetensors",
+        "quantize_config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ]
+    assert (tmp_path / "out" / "tokenizer.json").read_text() == "contents of tokenizer.json"
+
+
+def test_kept_bfloat16_and_integers_stay_and_float32_becomes_float16(tmp_path):
+    changed = {
+        "a.norm.weight": torch.tensor([1e30]).to(torch.bfloat16),
+        "b.norm.weight": torch.tensor([0.1, torch.inf]),
+        "c.table": torch.tensor([1, 2]),
+        f"{ATTENTION}.o_proj.weight": tensors()[f"{ATTENTION}.o_proj.weight"].float(),
+    }
+
+    quantize_checkpoint(model_directory(tmp_path / "source", changed), tmp_path / "out")
+
+    out = loaded(tmp_path / "out")
+    assert torch.equal(out["a.norm.weight"], changed["a.norm.weight"])
+    assert torch.equal(out["b.norm.weight"], changed["b.norm.weight"].half())
+    assert torch.equal(out["c.table"], changed["c.table"])
+    assert f"{ATTENTION}.o_proj.{PACKED}" in out
+
+
+def test_progress_is_absolute_and_reaches_its_total(tmp_path, source):
+    reports: list[Progress] = []
+
+    quantize_checkpoint(source, tmp_path / "out", on_progress=reports.append)
+
+    size = sum(t.nbytes for t in tensors().values())
+    linears = sum(t.nbytes for name, t in tensors().items() if ATTENTION in name)
+    for what, total in (("scanning weights", linears), ("quantizing", size)):
+        done = [report.done for report in reports if report.what == what]
+        assert done == sorted(done)
+        assert {(report.total, report.unit) for report in reports if report.what == what} == {(total, "bytes")}
+        assert done[-1] == total
+
+
+def _nan() -> torch.Tensor:
+    weight = tensors()[f"{ATTENTION}.o_proj.weight"]
+    weight[3, 7] = torch.nan
+    return weight
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({f"{ATTENTION}.o_proj.weight": _nan()}, r"model\.safetensors: .*o_proj\.weight\[3, 7\]: expected a finite"),
+        ({"norm.weight": torch.tensor([1e6])}, r"norm\.weight: expected values within float16's 65504, got 1000000\.0"),
+        (
+            {"x.weight": torch.zeros(1).to(torch.float8_e4m3fn)},
+            r"x\.weight: expected .*, got quantized torch\.float8_e4m3fn",
+        ),
+        ({"x.weight_packed": torch.zeros(1, dtype=torch.uint8)}, r"x\.weight_packed: expected .*, got quantized"),
+    ],
+)
+def test_a_bad_tensor_is_named_and_nothing_is_left(tmp_path, changed, message):
+    source = model_directory(tmp_path / "source", changed)
+
+    with pytest.raises(QuantError, match=message):
+        quantize_checkpoint(source, tmp_path / "out")
+
+    assert names_in(tmp_path) == ["source"]
+
+
+def _quantized_already(source) -> None:
+    (source / "config.json").write_text('{"quantization_config": {}}')
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda source: (source / "config.json").unlink(), r"config\.json is missing"),
+        (lambda source: (source / "config.json").write_text("{"), r"config\.json: expected a JSON object"),
+        (lambda source: (source / "model.safetensors").unlink(), r"expected .*one \*\.safetensors file, got 0"),
+        (_quantized_already, r"is quantized already \(config\.json has a quantization_config\)"),
+        (
+            lambda source: (source / "quantize_config.json").touch(),
+            r"is quantized already \(quantize_config\.json exists\)",
+        ),
+        (
+            lambda source: (source / "hf_quant_config.json").touch(),
+            r"is quantized already \(hf_quant_config\.json exists\)",
+        ),
+        (lambda source: source.rename(source.parent / "elsewhere"), r"source is not a directory"),
+    ],
+)
+def test_a_source_that_is_no_16_bit_model_is_refused(tmp_path, source, damage, message):
+    damage(source)
+
+    with pytest.raises(QuantError, match=message):
+        quantize_checkpoint(source, tmp_path / "out")
+
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"policy": "best"}, "scale policy: expected one of maxabs, mse, got 'best'"),
+        ({"group_size": 64}, "block size: expected 16 or 32, got 64"),
+        ({"ignore": ("re:.*",)}, "expected linear layers to quantize, got none"),
+    ],
+)
+def test_a_wrong_option_is_refused(tmp_path, source, options, message):
+    with pytest.raises(QuantError, match=message):
+        quantize_checkpoint(source, tmp_path / "out", **options)
+
+
+def test_an_existing_destination_is_refused_before_any_work(tmp_path, source):
+    with pytest.raises(QuantError, match="source exists and is not empty"):
+        quantize_checkpoint(source, source, on_progress=lambda progress: pytest.fail(str(progress)))
+
+
+def test_ctrl_c_leaves_nothing(tmp_path, source):
+    def interrupt(progress):
+        if progress.what == "quantizing":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        quantize_checkpoint(source, tmp_path / "out", on_progress=interrupt)
+
+    assert names_in(tmp_path) == ["source"]

@@ -1,0 +1,76 @@
+import json
+import socket
+from pathlib import Path
+
+import pytest
+
+from server import preflight
+from server.config import load_config
+from server.devices import Device, Devices
+from server.errors import PreflightError
+
+
+def test_a_whole_model_directory_passes(model: Path) -> None:
+    (model / "b.safetensors").write_bytes(b"x")
+    (model / preflight.INDEX).write_text(json.dumps({"weight_map": {"a": "model.safetensors", "b": "b.safetensors"}}))
+    preflight.check_model(model)
+
+
+def test_a_missing_directory_says_how_to_make_one(tmp_path: Path) -> None:
+    with pytest.raises(PreflightError, match="does not exist.*voltserve model fetch"):
+        preflight.check_model(tmp_path / "none")
+
+
+def test_a_file_is_no_model_directory(model: Path) -> None:
+    with pytest.raises(PreflightError, match="is not a directory"):
+        preflight.check_model(model / "config.json")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("config.json", None, r"config\.json is missing"),
+        ("config.json", "{", r"config\.json cannot be read as JSON"),
+        ("config.json", "[]", r"config\.json: expected a JSON object, got list"),
+        ("model.safetensors", None, "has no weights"),
+        ("model.safetensors", "", "has no weights"),
+        (preflight.INDEX, "[]", "expected an object weight_map"),
+        (preflight.INDEX, '{"weight_map": {"a": 1}}', "expected an object weight_map"),
+        (preflight.INDEX, '{"weight_map": {"a": "model.safetensors", "b": "x5.safetensors"}}', r"1 of 2 .*x5\.safetensors"),
+    ],
+)
+def test_an_incomplete_model_names_the_file(model: Path, name: str, content: str | None, message: str) -> None:
+    (model / name).unlink(missing_ok=True)
+    if content is not None:
+        (model / name).write_text(content)
+    with pytest.raises(PreflightError, match=message):
+        preflight.check_model(model)
+
+
+def test_too_few_gpus_are_refused_with_the_numbers(model: Path) -> None:
+    one = Devices((Device("Tesla V100-PCIE-16GB", "GPU-1", "7.0", 16, nvlink=False),))
+    config = load_config(["--model", str(model), "--preset", "v100x2-16g-pcie"], {}, lambda: one)
+    with pytest.raises(PreflightError, match="needs 2 GPUs and 1 were found"):
+        preflight.check(config)
+
+
+def test_parallelism_without_gpus_is_the_cpu_engine_s_affair(model: Path) -> None:
+    none = Devices((), "no driver")
+    preflight.check(load_config(["--model", str(model), "--preset", "cpu-smoke", "-tp", "2"], {}, lambda: none))
+
+
+def test_a_taken_port_says_so() -> None:
+    with preflight.bind("127.0.0.1", 0) as taken:
+        taken.listen()
+        with pytest.raises(PreflightError, match=r"cannot listen on 127\.0\.0\.1 port .*--port"):
+            preflight.bind("127.0.0.1", taken.getsockname()[1])
+
+
+def test_an_unknown_host_says_so() -> None:
+    with pytest.raises(PreflightError, match="cannot listen on no such host"):
+        preflight.bind("no such host", 0)
+
+
+def test_an_ipv6_address_can_be_listened_on() -> None:
+    with preflight.bind("::1", 0) as sock:
+        assert sock.family == socket.AF_INET6

@@ -1,0 +1,104 @@
+from pathlib import Path
+
+import pytest
+import yaml
+
+from server.devices import Device, Devices
+from server.errors import ConfigError
+from server.presets import Automatic, load_presets, select_preset, usable_cores
+
+GOOD = {
+    "schema": 1,
+    "name": "good",
+    "description": "for a test",
+    "match": {"count": 1, "capability": "7.0", "memory_gib": 16, "nvlink": False},
+    "engine": {"dtype": "float16"},
+    "limits": {"max-num-seqs": {"value": 4, "provenance": "measured", "source": "a run"}},
+    "env": {"A": "1", "B": {"cores": True}},
+}
+
+
+def gpu(capability: str = "7.0", memory_gib: int = 16, *, nvlink: bool = False) -> Device:
+    return Device("GPU", "GPU-1", capability, memory_gib, nvlink)
+
+
+def write(folder: Path, **changes: object) -> Path:
+    (folder / "good.yaml").write_text(yaml.safe_dump({**GOOD, **changes}))
+    return folder
+
+
+def test_every_preset_in_the_repository_is_valid() -> None:
+    assert {"cpu-smoke", "v100x2-16g-pcie"} <= set(load_presets())
+
+
+def test_limits_are_flags_of_the_engine(tmp_path: Path) -> None:
+    preset = load_presets(write(tmp_path))["good"]
+    assert preset.flags() == {"dtype": "float16", "max-num-seqs": 4}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"engin": {}}, "unknown key 'engin'; did you mean engine"),
+        ({"schema": 2}, "schema: "),
+        ({"name": "other"}, "expected the file's, 'good'"),
+        ({"match": {**GOOD["match"], "memory_gb": 1}}, "unknown key in match 'memory_gb'; did you mean memory_gib"),  # type: ignore[dict-item]
+        ({"match": {"count": 1}}, "match.capability"),
+        ({"engine": {"dtyp": "float16"}}, "unknown engine flag 'dtyp'; did you mean dtype"),
+        ({"engine": {"dtype": "float61"}}, "unknown value 'float61'"),
+        ({"engine": {"enforce-eager": "yes"}}, "expected true or false"),
+        ({"engine": {"max-num-seqs": 4}}, "both under engine and under limits"),
+        ({"limits": {"seed": {"value": 4, "provenance": "guessed", "source": "x"}}}, "provenance"),
+        ({"limits": {"seed": {"value": 4, "provenance": "computed"}}}, "limits.seed.source"),
+        ({"limits": {"seed": {"value": 1, "provenance": "computed", "source": "x", "sourc": 1}}}, "did you mean source"),
+        ({"env": {"A": {"libary": "x"}}}, "did you mean library"),
+    ],
+)
+def test_a_wrong_preset_names_file_key_and_nearest_valid(tmp_path: Path, changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as error:
+        load_presets(write(tmp_path, **changes))
+    assert "good.yaml" in str(error.value)
+
+
+def test_a_file_that_is_not_yaml_is_named(tmp_path: Path) -> None:
+    (tmp_path / "bad.yaml").write_text("a: [")
+    with pytest.raises(ConfigError, match=r"bad\.yaml: not YAML"):
+        load_presets(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("devices", "cpu_engine", "expected"),
+    [
+        ([], False, "cpu-smoke"),
+        ([gpu(), gpu()], False, "v100x2-16g-pcie"),
+        ([gpu(), gpu()], True, "cpu-smoke"),
+    ],
+)
+def test_the_preset_follows_from_the_devices(devices: list[Device], cpu_engine: bool, expected: str) -> None:
+    found = Devices(tuple(devices), "" if devices else "no driver")
+    preset, decision = select_preset(load_presets(), found, cpu_engine=cpu_engine)
+    assert (preset.name, decision.choice) == (expected, expected)
+    assert decision.reason
+
+
+@pytest.mark.parametrize(
+    "devices",
+    [
+        [gpu("9.0", 80)],
+        [gpu(), gpu("8.0")],
+        [gpu(), gpu(memory_gib=32)],
+        [gpu(nvlink=True), gpu()],
+        [gpu()] * 3,
+    ],
+)
+def test_gpus_that_no_preset_covers_are_an_error_that_lists_presets(devices: list[Device]) -> None:
+    presets = {name: preset for name, preset in load_presets().items() if name in {"cpu-smoke", "v100x2-16g-pcie"}}
+    with pytest.raises(ConfigError, match="--preset NAME") as error:
+        select_preset(presets, Devices(tuple(devices)), cpu_engine=False)
+    assert all(name in str(error.value) for name in presets)
+
+
+def test_automatic_values_are_found_on_the_machine(tmp_path: Path) -> None:
+    assert Automatic(cores=True).resolve(tmp_path) == str(usable_cores())
+    assert Automatic(library="libx.so").resolve(tmp_path) is None
+    assert usable_cores() >= 1

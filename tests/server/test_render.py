@@ -1,0 +1,54 @@
+import sys
+from pathlib import Path
+
+from server.config import load_config
+from server.devices import Devices
+from server.render import overridden, render_launch
+
+NONE = Devices((), "no driver")
+
+
+def test_the_command_has_the_model_the_socket_the_names_and_the_flags() -> None:
+    config = load_config(["--model", "m/", "--max-model-len", "8192", "--no-enforce-eager"], {}, lambda: NONE)
+    argv = render_launch(config, Path("/run/x"), {}).argv
+    assert argv[:9] == (sys.executable, "-m", "engine", "--model", "m/", "--uds", "/run/x/engine.sock", *argv[7:9])
+    assert argv[7:9] == ("--served-model-name", "m/")
+    assert "--no-enforce-eager" in argv
+    assert argv[argv.index("--max-model-len") + 1] == "8192"
+
+
+def test_the_engine_s_environment_holds_no_secret_and_nothing_unlisted() -> None:
+    environ = {
+        "PATH": "/bin",
+        "HF_TOKEN": "s",
+        "VLLM_API_KEY": "s",
+        "VLLM_SECRET": "s",
+        "AWS_SECRET_ACCESS_KEY": "s",
+        "OPENAI_API_KEY": "s",
+        "VOLTSERVE_PORT": "1",
+        "NCCL_DEBUG": "INFO",
+        "LD_PRELOAD": "/evil.so",
+    }
+    config = load_config(["--model", "m"], {}, lambda: NONE)
+    env = render_launch(config, Path("/run/x"), environ).env
+    assert "s" not in env.values()
+    assert "VOLTSERVE_PORT" not in env
+    assert env["PATH"] == "/bin"
+    assert env["NCCL_DEBUG"] == "INFO"
+    assert env.get("LD_PRELOAD") == config.env.get("LD_PRELOAD")
+    assert env["VOLTSERVE_PROGRESS_SOCKET"] == "/run/x/progress.sock"
+
+
+def test_the_engine_neither_fetches_nor_reports() -> None:
+    config = load_config(["--model", "m"], {}, lambda: NONE)
+    env = render_launch(config, Path("/run/x"), {"VLLM_NO_USAGE_STATS": "0", "HF_HUB_OFFLINE": "0"}).env
+    assert (env["HF_HUB_OFFLINE"], env["VLLM_NO_USAGE_STATS"], env["DO_NOT_TRACK"]) == ("1", "1", "1")
+
+
+def test_a_variable_of_the_user_s_beats_the_preset_s_and_is_a_decision() -> None:
+    config = load_config(["--model", "m", "--preset", "v100x2-16g-pcie"], {}, lambda: NONE)
+    environ = {"NCCL_P2P_DISABLE": "0"}
+    assert render_launch(config, Path("/run/x"), {}).env["NCCL_P2P_DISABLE"] == "1"
+    assert render_launch(config, Path("/run/x"), environ).env["NCCL_P2P_DISABLE"] == "0"
+    assert [(one.what, one.choice) for one in overridden(config, environ)] == [("NCCL_P2P_DISABLE", "0")]
+    assert overridden(config, {}) == []
