@@ -36,7 +36,8 @@ def become_launcher() -> None:
     """
     die_with_parent()
     os.environ[LAUNCHER_VARIABLE] = str(os.getpid())
-    os.register_at_fork(after_in_child=_start_afresh)
+    # A SIGTERM that comes between the fork and _start_afresh waits, instead of going to the parent's handler.
+    os.register_at_fork(before=_hold_sigterm, after_in_parent=_release_sigterm, after_in_child=_start_afresh)
 
 
 def follow_launcher() -> None:
@@ -71,6 +72,15 @@ def _start_afresh() -> None:
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     follow_launcher()
+    _release_sigterm()
+
+
+def _hold_sigterm() -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+
+def _release_sigterm() -> None:
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
 
 _LIBC = ctypes.CDLL(None, use_errno=True)

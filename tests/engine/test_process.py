@@ -100,7 +100,7 @@ async def main():
     print(child.exitcode, heard)
 asyncio.run(main())
 """
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True, text=True)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True, text=True, timeout=60)
     assert done.stdout.strip() == f"{-signal.SIGTERM} []"
 
 
