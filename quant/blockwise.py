@@ -13,7 +13,8 @@ import torch
 from quant import e2m1, e4m3
 from quant.errors import QuantError
 from quant.formats.quantize_config import ScalePolicy
-from quant.tensor import GROUP_SIZES, NVFP4Tensor, row_chunks
+from quant.parallel import for_row_chunks
+from quant.tensor import GROUP_SIZES, NVFP4Tensor
 
 # The zero offset first: another scale must be strictly better to replace maxabs.
 SWEEP_OFFSETS = tuple(sorted(range(-3, 8), key=abs))
@@ -73,11 +74,14 @@ def quantize_matrix(
     rows, columns = weight.shape
     codes = torch.empty(rows, columns // 2, dtype=torch.uint8, device=weight.device)
     scales = torch.empty(rows, columns // group_size, dtype=torch.uint8, device=weight.device)
-    for chunk in row_chunks(rows, columns):
+
+    def fill(chunk: slice) -> None:
         blocks = (weight[chunk].float() * divisor).view(-1, columns // group_size, group_size)
         scales[chunk] = choose_scale_codes(blocks.abs())
         scaled = _divide(blocks, e4m3.decode(scales[chunk]).unsqueeze(-1))
         codes[chunk] = e2m1.pack(e2m1.encode(scaled).view(-1, columns))
+
+    for_row_chunks(rows, columns, fill)
     row_factor = (1 / divisor).expand(rows).clone()
     return NVFP4Tensor(codes, scales.view(torch.float8_e4m3fn), row_factor, group_size)
 

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
 from quant import e2m1, e4m3
+from quant.parallel import for_row_chunks
 
 GROUP_SIZES = (16, 32)
-# Elements worked on at a time wherever a matrix is walked in blocks of rows: temporaries of a few MB.
-CHUNK_ELEMENTS = 1 << 20
-
-
-def row_chunks(rows: int, columns: int) -> Iterator[slice]:
-    """Slices that cover `rows` rows of `columns` elements, each about CHUNK_ELEMENTS large."""
-    step = max(1, CHUNK_ELEMENTS // max(columns, 1))
-    for start in range(0, rows, step):
-        yield slice(start, min(start + step, rows))
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,11 +57,14 @@ class NVFP4Tensor:
         """The matrix [N, K] in `dtype`. Code x block scale is exact in float16; the factor is applied in float32."""
         rows, columns = self.shape
         out = torch.empty(rows, columns, dtype=dtype, device=self.codes.device)
-        for chunk in row_chunks(rows, columns):
+
+        def fill(chunk: slice) -> None:
             values = e2m1.decode(e2m1.unpack(self.codes[chunk]), torch.float16)
             scales = e4m3.decode(self.block_scales[chunk], torch.float16)
             exact = values.view(*scales.shape, self.group_size) * scales.unsqueeze(-1)
             out[chunk] = exact.view(values.shape).float() * self.row_factor[chunk, None]
+
+        for_row_chunks(rows, columns, fill)
         return out
 
     def rows(self, start: int, stop: int) -> NVFP4Tensor:

@@ -6,8 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quant import e2m1
-from quant import tensor as tensor_module
+from quant import e2m1, parallel
 from quant.blockwise import POLICIES, global_divisor, quantize_matrix
 from quant.errors import QuantError
 from quant.formats.quantize_config import SCALE_POLICIES
@@ -168,7 +167,7 @@ def test_16_bit_weights_are_quantized_like_the_same_numbers_in_float32(dtype):
 def test_the_result_does_not_depend_on_the_chunk_size(policy, monkeypatch):
     weight = random_weight(rows=7)
     whole = quantize_matrix(weight, policy=policy)
-    monkeypatch.setattr(tensor_module, "CHUNK_ELEMENTS", 2 * 128)
+    monkeypatch.setattr(parallel, "CHUNK_ELEMENTS", 2 * 128)
 
     chunked = quantize_matrix(weight, policy=policy)
 

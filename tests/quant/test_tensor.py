@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from quant import tensor as tensor_module
+from quant import parallel
 from quant.tensor import NVFP4Tensor, concatenate_rows
 from tests.quant.reference import E2M1, e4m3_value
 
@@ -47,7 +47,7 @@ def test_dequantizing_to_16_bits_rounds_the_float32_values(dtype):
 def test_dequantizing_in_small_chunks_changes_nothing(monkeypatch):
     tensor = random_tensor(rows=7)
     whole = tensor.dequantize()
-    monkeypatch.setattr(tensor_module, "CHUNK_ELEMENTS", 2 * 64)
+    monkeypatch.setattr(parallel, "CHUNK_ELEMENTS", 2 * 64)
 
     assert torch.equal(tensor.dequantize(), whole)
 

@@ -1,0 +1,26 @@
+"""Row-wise work on all cores: one thread a block of rows, where torch would split every single operation.
+
+Splitting each operation ends each in a barrier; with a second process on the machine, every barrier waits for a thread
+that is not running, and a walk of many small operations slows down tenfold and more (seen; docs/log.md).
+"""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+# Temporaries of about a megabyte each, near a core's cache, and several blocks for each core even in a small matrix.
+CHUNK_ELEMENTS = 1 << 17
+
+
+def for_row_chunks(rows: int, columns: int, work: Callable[[slice], None]) -> None:
+    """Calls `work` with slices that cover `rows` rows of `columns` elements, several at a time, in any order."""
+    step = max(1, CHUNK_ELEMENTS // max(columns, 1))
+    chunks = [slice(start, min(start + step, rows)) for start in range(0, rows, step)]
+    threads = torch.get_num_threads()
+    try:
+        with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            for _ in pool.map(work, chunks):
+                pass
+    finally:
+        torch.set_num_threads(threads)  # a worker's setting is also what threads started later begin with
