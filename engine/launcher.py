@@ -32,6 +32,9 @@ from engine import progress
 from engine.loader import LOAD_FORMAT
 
 START_METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
+# vLLM asks libiomp for its distributed barrier, with which the process crashes when a thread that has run an OpenMP
+# region ends (distributedBarrier::deallocate; seen with a thread pool at load).
+CRASHING_BARRIERS = tuple(f"KMP_{kind}_BARRIER_PATTERN" for kind in ("FORKJOIN", "PLAIN", "REDUCTION"))
 
 
 def run(arguments: list[str]) -> None:
@@ -104,6 +107,8 @@ async def _engine(args: Namespace) -> AsyncIterator[EngineClient]:
     # vLLM's CPU platform has just put `spawn` there. Forking is safe in this process, where no OpenMP region has run
     # yet; where CUDA is initialized already, vLLM spawns all the same.
     os.environ[START_METHOD] = asked_for or "fork"
+    for name in CRASHING_BARRIERS:
+        os.environ.pop(name, None)
     reason = f"{START_METHOD} asks for it" if asked_for else "a spawned process would import everything again"
     progress.decision("engine start method", os.environ[START_METHOD], reason)
     engine = AsyncLLM.from_vllm_config(

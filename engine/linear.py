@@ -144,19 +144,19 @@ class QuasarNvfp4LinearMethod(LinearMethodBase):  # type: ignore[misc]  # vLLM's
         return y
 
     def _read(self, layer: Module) -> NVFP4Tensor:
-        for name, members in self._loaded.items():
-            if missing := self._loaded[GLOBAL] - members or members - self._loaded[GLOBAL]:
-                which = "" if missing == {()} else f" of members {sorted(missing)}"
-                raise QuantError(f"{self.prefix}: expected {name}{which} and {GLOBAL}, got one of them only", _REMEDY)
+        members = set().union(*self._loaded.values())
+        for name, loaded in self._loaded.items():
+            for member in members - loaded:
+                raise QuantError(f"{self._describe(name, member)}: expected a tensor, got none", _REMEDY)
         packed, scales, divisors = (getattr(layer, name).data for name in (PACKED, SCALE, GLOBAL))
         if scales.to(torch.float16).isnan().any():
             raise QuantError(f"{self.prefix}.{SCALE}: expected numbers, got NaN, or nothing was loaded", _REMEDY)
         factors = []
         start = 0
         for size in self._member_sizes:
-            member = slice(start, start + size)
+            rows = slice(start, start + size)
             start += size
-            tensors = {PACKED: packed[member], SCALE: scales[member], GLOBAL: divisors[member][:1]}
+            tensors = {PACKED: packed[rows], SCALE: scales[rows], GLOBAL: divisors[rows][:1]}
             factors.append(read_linear(tensors, self.prefix, self.group_size).row_factor)
         return NVFP4Tensor(packed, scales, torch.cat(factors), self.group_size)
 
@@ -170,7 +170,7 @@ class QuasarNvfp4LinearMethod(LinearMethodBase):  # type: ignore[misc]  # vLLM's
 
         def checked_load(param: Parameter, loaded: torch.Tensor, *member: Any) -> None:
             got = f"{loaded.dtype} {list(loaded.shape)}"
-            where = f"{self.prefix}.{name}" + (f", member {member[0]!r}" if member else "")
+            where = self._describe(name, member)
             if loaded.dtype != dtype or (spread_over is not None and loaded.numel() != 1):
                 expected = f"{dtype} [1]" if spread_over is not None else str(dtype)
                 raise QuantError(f"{where}: expected {expected}, got {got}", _REMEDY)
@@ -182,6 +182,9 @@ class QuasarNvfp4LinearMethod(LinearMethodBase):  # type: ignore[misc]  # vLLM's
             self._loaded[name].add(member)
 
         return checked_load
+
+    def _describe(self, name: str, member: tuple[Any, ...]) -> str:
+        return f"{self.prefix}.{name}" + (f", member {member[0]!r}" if member else "")
 
     def _misfit(self, columns: int, input_size: int) -> str:
         whole_groups = [tp for tp in range(1, 17) if input_size % (tp * self.group_size) == 0]

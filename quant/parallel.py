@@ -13,14 +13,18 @@ import torch
 CHUNK_ELEMENTS = 1 << 17
 
 
-def for_row_chunks(rows: int, columns: int, work: Callable[[slice], None]) -> None:
-    """Calls `work` with slices that cover `rows` rows of `columns` elements, several at a time, in any order."""
+def row_chunks(rows: int, columns: int) -> list[slice]:
+    """Slices that cover `rows` rows of `columns` elements, each about CHUNK_ELEMENTS large."""
     step = max(1, CHUNK_ELEMENTS // max(columns, 1))
-    chunks = [slice(start, min(start + step, rows)) for start in range(0, rows, step)]
+    return [slice(start, min(start + step, rows)) for start in range(0, rows, step)]
+
+
+def for_row_chunks(rows: int, columns: int, work: Callable[[slice], None]) -> None:
+    """Calls `work` with each of `row_chunks`, several at a time, in any order."""
     threads = torch.get_num_threads()
     try:
         with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            for _ in pool.map(work, chunks):
+            for _ in pool.map(work, row_chunks(rows, columns)):
                 pass
     finally:
         torch.set_num_threads(threads)  # a worker's setting is also what threads started later begin with

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from quant import e2m1, e4m3
-from quant.parallel import for_row_chunks
+from quant.parallel import row_chunks
 
 GROUP_SIZES = (16, 32)
 
@@ -57,14 +57,13 @@ class NVFP4Tensor:
         """The matrix [N, K] in `dtype`. Code x block scale is exact in float16; the factor is applied in float32."""
         rows, columns = self.shape
         out = torch.empty(rows, columns, dtype=dtype, device=self.codes.device)
-
-        def fill(chunk: slice) -> None:
+        # On this thread: engines call it, and their OpenMP runtime (libiomp with vLLM's barriers) crashes when a thread of
+        # for_row_chunks ends (docs/log.md).
+        for chunk in row_chunks(rows, columns):
             values = e2m1.decode(e2m1.unpack(self.codes[chunk]), torch.float16)
             scales = e4m3.decode(self.block_scales[chunk], torch.float16)
             exact = values.view(*scales.shape, self.group_size) * scales.unsqueeze(-1)
             out[chunk] = exact.view(values.shape).float() * self.row_factor[chunk, None]
-
-        for_row_chunks(rows, columns, fill)
         return out
 
     def rows(self, start: int, stop: int) -> NVFP4Tensor:

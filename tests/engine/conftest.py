@@ -1,7 +1,6 @@
 """Tensor-parallel layers of vLLM in this one process: rank and size are faked, weights are sharded for real."""
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 import torch
@@ -9,7 +8,7 @@ from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.model_executor import parameter
 from vllm.model_executor.layers import linear
 
-MakeLayer = Callable[..., Any]
+AsRank = Callable[[int, int], None]
 
 
 @pytest.fixture
@@ -20,7 +19,7 @@ def vllm_config() -> Iterator[VllmConfig]:
 
 
 @pytest.fixture
-def as_rank(vllm_config: VllmConfig, monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
+def as_rank(vllm_config: VllmConfig, monkeypatch: pytest.MonkeyPatch) -> AsRank:
     """as_rank(rank, size): layers made from now on believe to be that tensor-parallel rank."""
 
     def fake(rank: int, size: int) -> None:

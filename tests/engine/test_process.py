@@ -14,7 +14,7 @@ from engine import process
 
 ROOT = Path(__file__).parents[2]
 
-# A launcher with one forked and one spawned child; prints their pids and sleeps. The spawned one does what our plugin does.
+# A launcher with a forked and a spawned child, which does what our plugin does; prints their pids and sleeps.
 LAUNCHER = """
 import multiprocessing, subprocess, sys, time
 from engine import process
@@ -100,7 +100,9 @@ async def main():
     print(child.exitcode, heard)
 asyncio.run(main())
 """
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True, text=True, timeout=60
+    )
     assert done.stdout.strip() == f"{-signal.SIGTERM} []"
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 from collections.abc import Callable, Iterator
@@ -25,11 +26,10 @@ def received(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiv
 
         def drain() -> list[dict[str, Any]]:
             messages = []
-            while True:
-                try:
+            with contextlib.suppress(BlockingIOError):
+                while True:
                     messages.append(json.loads(sock.recv(65536)))
-                except BlockingIOError:
-                    return messages
+            return messages
 
         yield drain
 

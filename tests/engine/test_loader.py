@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+from vllm.config.load import LoadConfig
+from vllm.model_executor.model_loader import get_model_loader
+
+from engine import loader, plugin, progress
+
+
+class Reader(nn.Module):
+    """A model that takes every tensor; `fails_at` names one it cannot take."""
+
+    def __init__(self, fails_at: str = "") -> None:
+        super().__init__()
+        self.fails_at = fails_at
+
+    def load_weights(self, weights: Iterator[tuple[str, torch.Tensor]]) -> set[str]:
+        names = set()
+        for name, _ in weights:
+            if name == self.fails_at:
+                raise RuntimeError(name)
+            names.add(name)
+        return names
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    messages: list[dict[str, Any]] = []
+    monkeypatch.setattr(progress, "_send", messages.append)
+    monkeypatch.setattr(progress, "MIN_INTERVAL", 0.0)
+    return messages
+
+
+@pytest.fixture
+def load(monkeypatch: pytest.MonkeyPatch) -> Any:
+    plugin.register()
+    monkeypatch.setattr(loader.ReportingLoader, "_init_ep_weight_filter", lambda *_: None)
+
+    def run(directory: Path, model: nn.Module | None = None) -> None:
+        config = SimpleNamespace(model=str(directory), revision=None, quantization=None)
+        model_loader = get_model_loader(LoadConfig(load_format=loader.LOAD_FORMAT))
+        model_loader.load_weights(model or Reader(), config)
+
+    return run
+
+
+def write_shards(directory: Path) -> int:
+    """Two shards and their index; returns the bytes of the files."""
+    first, second = {"a": torch.zeros(100), "b": torch.zeros(50)}, {"c": torch.zeros(7)}
+    shards = {"model-1.safetensors": first, "model-2.safetensors": second}
+    for file, tensors in shards.items():
+        save_file(tensors, directory / file)
+    index = {"weight_map": {name: file for file, tensors in shards.items() for name in tensors}}
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
+    return sum((directory / file).stat().st_size for file in shards)
+
+
+def test_bytes_are_told_by_shard_up_to_the_whole(tmp_path: Path, told: list[dict[str, Any]], load: Any) -> None:
+    size = write_shards(tmp_path)
+    load(tmp_path)
+    assert [(message["done"], message["file"]) for message in told] == [
+        (400, "model-1.safetensors"),
+        (600, "model-1.safetensors"),
+        (628, "model-2.safetensors"),
+        (size, ""),
+    ]
+    assert {message["total"] for message in told} == {size}
+
+
+def test_a_single_file_is_named_without_an_index(tmp_path: Path, told: list[dict[str, Any]], load: Any) -> None:
+    save_file({"a": torch.zeros(10)}, tmp_path / "model.safetensors")
+    load(tmp_path)
+    assert told[0]["file"] == "model.safetensors"
+
+
+def test_a_tensor_counts_once_the_model_has_taken_it(tmp_path: Path, told: list[dict[str, Any]], load: Any) -> None:
+    write_shards(tmp_path)
+    with pytest.raises(RuntimeError, match="b"):
+        load(tmp_path, Reader(fails_at="b"))
+    assert [message["done"] for message in told] == [400]

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import dataclasses
+import socket
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import psutil
+import pytest
+from torch.distributed import rendezvous as meet
+
+from engine import patches
+from engine.patches import MANIFEST, Patch, PatchMismatchError, is_loopback
+
+
+def test_every_entry_fits_what_is_installed_and_says_why() -> None:
+    patches.apply()
+    patches.apply()  # a second call does nothing
+    for patch in MANIFEST:
+        assert patch.reason
+        assert patch.drop_when
+
+
+@pytest.fixture
+def spare() -> Iterator[Patch]:
+    """A patch of a function of this very module, which is put back afterwards."""
+    patch = Patch(
+        target=f"{__name__}:original",
+        distribution="torch",
+        version=MANIFEST[0].version,
+        fingerprint="unknown",
+        make=lambda old: lambda: "new " + old(),
+        reason="the test wants it",
+        drop_when="never",
+    )
+    before = globals()["original"]
+    yield patch
+    globals()["original"] = before
+
+
+def original() -> str:
+    return "old"
+
+
+def fitting(patch: Patch) -> Patch:
+    """The patch with the fingerprint that its refusal names."""
+    with pytest.raises(PatchMismatchError) as mismatch:
+        patch.apply()
+    return dataclasses.replace(patch, fingerprint=str(mismatch.value).split(" got ")[1].split(".")[0])
+
+
+def test_a_fitting_patch_is_applied_once(spare: Patch) -> None:
+    patch = fitting(spare)
+    patch.apply()
+    patch.apply()
+    assert original() == "new old"
+
+
+@pytest.mark.parametrize(("field", "value"), [("version", "2.9.1"), ("fingerprint", "0" * 64)])
+def test_a_mismatch_refuses_and_changes_nothing(spare: Patch, field: str, value: str) -> None:
+    patch: Any = dataclasses.replace(fitting(spare), **{field: value})
+    with pytest.raises(PatchMismatchError, match=rf"{__name__}:original of torch: expected {field} {value}, got "):
+        patch.apply()
+    assert original() == "old"
+
+
+@pytest.mark.parametrize(
+    ("answer", "names"),
+    [(True, ["127.0.0.1", "127.8.0.1", "::1", "localhost"]), (False, ["192.0.2.2", "::", "0", "example.org"])],
+)
+def test_loopback_names(answer: bool, names: list[str]) -> None:
+    assert [is_loopback(name) for name in names] == [answer] * len(names)
+
+
+def free_port(family: socket.AddressFamily, host: str) -> int:
+    with socket.socket(family) as sock:
+        sock.bind((host, 0))
+        port: int = sock.getsockname()[1]
+        return port
+
+
+@pytest.mark.parametrize(
+    ("family", "host", "url"),
+    [(socket.AF_INET, "127.0.0.1", "127.0.0.1"), (socket.AF_INET6, "::1", "[::1]")],
+)
+def test_a_rendezvous_at_loopback_listens_on_loopback_only(family: socket.AddressFamily, host: str, url: str) -> None:
+    patches.apply()
+    port = free_port(family, host)
+    store, rank, size = next(meet(f"tcp://{url}:{port}", 0, 1, timeout=timedelta(seconds=20)))
+    store.set("key", "value")
+    assert (store.get("key"), rank, size) == (b"value", 0, 1)
+    listening = [one.laddr for one in psutil.Process().net_connections("tcp") if one.status == "LISTEN"]
+    assert [address.ip for address in listening if address.port == port] == [host]
+
+
+def test_other_ranks_and_addresses_go_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[Any, ...]] = []
+    create = MANIFEST[0].make(lambda *arguments: calls.append(arguments))
+    for arguments in (("127.0.0.1", 1, 1, 2, None, True), ("192.0.2.2", 1, 0, 2, None, True)):
+        create(*arguments)
+    assert calls == [("127.0.0.1", 1, 1, 2, None, True), ("192.0.2.2", 1, 0, 2, None, True)]
