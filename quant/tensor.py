@@ -57,8 +57,8 @@ class NVFP4Tensor:
         """The matrix [N, K] in `dtype`. Code x block scale is exact in float16; the factor is applied in float32."""
         rows, columns = self.shape
         out = torch.empty(rows, columns, dtype=dtype, device=self.codes.device)
-        # On this thread: engines call it, and their OpenMP runtime (libiomp with vLLM's barriers) crashes when a thread of
-        # for_row_chunks ends (docs/log.md).
+        # On this thread: engines call it, and libiomp with vLLM's barriers crashes when a thread of for_row_chunks ends
+        # (docs/log.md).
         for chunk in row_chunks(rows, columns):
             values = e2m1.decode(e2m1.unpack(self.codes[chunk]), torch.float16)
             scales = e4m3.decode(self.block_scales[chunk], torch.float16)
