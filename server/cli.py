@@ -78,6 +78,20 @@ def explain(
     raise typer.Exit(2 if explained["problem"] else 0)
 
 
+@app.command(cls=ConfiguredCommand, context_settings=_FREE, options_metavar="DIR [FLAGS]")
+def plan(
+    ctx: typer.Context, as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False
+) -> None:
+    """Show the memory that a model needs with serve's flags, whether it fits, and how to split it over GPUs."""
+    from server.config import load_config
+    from server.plan import plan_for
+
+    with _user_errors():
+        planned = plan_for(load_config(_model_first(ctx.args)))
+    print(json.dumps(planned.as_dict(), indent=2, ensure_ascii=False) if as_json else planned.as_text())
+    raise typer.Exit(0 if planned.plan.fits else 2)
+
+
 @model_app.command("fetch")
 def model_fetch(
     name: Annotated[str, typer.Argument(help="Name of a known model, such as smollm2.")],
@@ -91,11 +105,13 @@ def model_fetch(
     print(f"{name} is in {directory}")
 
 
-class Policy(str, Enum):
-    """How block scales are chosen."""
+class ScaleMethod(str, Enum):
+    """How block scales are chosen (quant/methods/scales.py)."""
 
     MAXABS = "maxabs"
     MSE = "mse"
+    FOUROSIX = "fourosix"
+    QUASAR = "quasar"
 
 
 class GroupSize(str, Enum):
@@ -109,7 +125,17 @@ class GroupSize(str, Enum):
 def quantize(
     source: Annotated[Path, typer.Argument(metavar="SRC", help="Model directory with 16- or 32-bit weights.")],
     destination: Annotated[Path, typer.Argument(metavar="DST", help="Directory to make.")],
-    policy: Annotated[Policy, typer.Option(help="How block scales are chosen.")] = Policy.MSE,
+    method: Annotated[ScaleMethod, typer.Option(help="How block scales are chosen.")] = ScaleMethod.MSE,
+    compensate: Annotated[
+        bool, typer.Option("--compensate", help="Round column by column, later ones making up for errors (GPTQ).")
+    ] = False,
+    calibration_text: Annotated[
+        Path | None, typer.Option(help="Text for quasar and --compensate. [default: Python's library]")
+    ] = None,
+    calibration_windows: Annotated[
+        int | None, typer.Option(min=1, help="Windows of 512 tokens to calibrate on. [default: 8]")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Picks the windows. [default: 0]")] = None,
     group_size: Annotated[GroupSize, typer.Option(help="Elements that share a scale.")] = GroupSize.SIXTEEN,
     ignore: Annotated[
         list[str] | None,
@@ -117,14 +143,22 @@ def quantize(
     ] = None,
 ) -> None:
     """Quantize a model directory to QUASAR-NVFP4."""
-    from quant.quantize import quantize_checkpoint
+    from quant import calibration_text as texts
+    from quant.calibrate import CalibrationSettings
+    from quant.quantize import Method, quantize_checkpoint
     from quant.selection import DEFAULT_IGNORE
 
     with _user_errors(), _progress() as on_progress:
+        chosen = {"windows": calibration_windows, "seed": seed}
+        given = {name: value for name, value in chosen.items() if value is not None}
+        calibration = None
+        if given or calibration_text is not None:
+            calibration = CalibrationSettings(texts.calibration_text(calibration_text), **given)
         report = quantize_checkpoint(
             source,
             destination,
-            policy=policy.value,
+            method=Method(method.value, compensate),
+            calibration=calibration,
             group_size=int(group_size.value),
             ignore=DEFAULT_IGNORE if ignore is None else tuple(ignore),
             on_progress=on_progress,
@@ -136,11 +170,58 @@ def quantize(
 
 
 @app.command()
+def verify(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Model directory.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    headers: Annotated[
+        bool, typer.Option("--headers", help="Leave the weights unread: headers, sizes and configs only.")
+    ] = False,
+    manifest: Annotated[
+        bool, typer.Option("--write-manifest", help="Write SHA256SUMS anew, if nothing is wrong with the model.")
+    ] = False,
+) -> None:
+    """Find what is wrong with a model directory: shards, headers, values, sha256, config, tensor-parallel sizes."""
+    from quant.verify import verify as find_out
+    from server.model_text import verification_text
+
+    if headers and manifest:
+        raise typer.BadParameter("--headers and --write-manifest exclude each other: digests need every byte")
+    with _user_errors(), _progress() as on_progress:
+        report = find_out(
+            directory,
+            "headers" if headers else "full",
+            manifest="write" if manifest else "check",
+            on_progress=on_progress,
+        )
+    print(json.dumps(report.as_dict(), indent=2, ensure_ascii=False) if as_json else verification_text(report))
+    raise typer.Exit(0 if report.ok else 1)
+
+
+@app.command()
+def inspect(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Model directory.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Show what a model directory holds: format, sizes by kind, layers, how it can be split over GPUs."""
+    from quant.inspect import inspect_model
+    from server.model_text import summary_text
+
+    with _user_errors():
+        summary = inspect_model(directory)
+    print(json.dumps(summary.as_dict(), indent=2, ensure_ascii=False) if as_json else summary_text(summary))
+
+
+@app.command()
 def version() -> None:
     """Print the versions of voltserve, its engine and torch."""
     from importlib.metadata import version as version_of
 
     print(" ".join(f"{name} {version_of(name)}" for name in ("voltserve", "vllm", "torch")))
+
+
+def _model_first(arguments: list[str]) -> list[str]:
+    """`DIR [FLAGS]` as `--model DIR [FLAGS]`."""
+    return ["--model", *arguments] if arguments and not arguments[0].startswith("-") else arguments
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""One frozen configuration from three layers: preset < `VOLTSERVE_*` environment < command line.
+"""One frozen configuration from layers: built in < preset < `VOLTSERVE_*` environment < command line.
 
 Every value remembers where it came from. A flag of voltserve or of vLLM is the same thing in each layer:
 `--max-model-len 8192`, `VOLTSERVE_MAX_MODEL_LEN=8192`, and `max-model-len: 8192` in a preset.
@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -22,6 +23,9 @@ from server.flags import REFUSED, RETIRED, Flag, FlagValue, engine_flags, parse_
 from server.presets import Preset, load_presets, select_preset
 
 ENV_PREFIX = "VOLTSERVE_"
+
+# Engine flags below every preset. The access log is the gateway's; the engine's would be full of heartbeats.
+BUILT_IN: Mapping[str, FlagValue] = MappingProxyType({"disable-uvicorn-access-log": True})
 
 
 class Settings(BaseModel):
@@ -44,6 +48,9 @@ class Settings(BaseModel):
     )
     hang_timeout: float = Field(
         120, gt=0, description="seconds a degraded engine may take to answer until it is restarted"
+    )
+    memory_plan: Literal["enforce", "warn"] = Field(
+        "enforce", description="enforce or warn: what to do where the model cannot fit the GPUs"
     )
     max_body_bytes: int = Field(32 * 2**20, gt=0, description="largest request body")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="debug, info, warning or error")
@@ -113,7 +120,12 @@ def load_config(
 
     values: dict[str, FlagValue] = {}
     sources: dict[str, str] = {}
-    layers = ((f"preset {preset.name}", preset.flags()), ("environment", variables), ("command line", command_line))
+    layers = (
+        ("built in", BUILT_IN),
+        (f"preset {preset.name}", preset.flags()),
+        ("environment", variables),
+        ("command line", command_line),
+    )
     for layer, given in layers:
         for name, value in given.items():
             source = f"environment {variable_name(name)}" if layer == "environment" else layer

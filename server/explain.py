@@ -7,6 +7,7 @@ from typing import Any
 
 from server import preflight
 from server.config import Config, setting_flags
+from server.decisions import Decision
 from server.errors import PreflightError
 from server.render import ALWAYS, is_inherited, overridden, render_launch
 
@@ -21,28 +22,28 @@ def explain(config: Config) -> dict[str, Any]:
     own = {name: getattr(config, name.replace("-", "_")) for name in setting_flags()}
     values = {**own, **config.engine}
     launch = render_launch(config, RUNTIME)
+    checked, problem = _preflight(config)
     inherited = sorted(name for name in os.environ if is_inherited(name) and name not in ALWAYS)
     return {
         "settings": {name: {"value": values[name], "source": config.sources[name]} for name in own},
         "engine_flags": {
             name: {"value": config.engine[name], "source": config.sources[name]} for name in sorted(config.engine)
         },
-        "decisions": [vars(decision) for decision in (*config.decisions, *overridden(config))],
+        "decisions": [vars(decision) for decision in (*config.decisions, *overridden(config), *checked)],
         "devices": [vars(device) for device in config.devices.gpus] or config.devices.reason,
         "engine_command": list(launch.argv),
         "engine_environment": {name: value for name, value in sorted(launch.env.items()) if name not in inherited},
         "engine_inherits": inherited,
-        "problem": find_problem(config),
+        "problem": problem,
     }
 
 
-def find_problem(config: Config) -> str | None:
-    """What would stop `serve` before it starts the engine."""
+def _preflight(config: Config) -> tuple[tuple[Decision, ...], str | None]:
+    """What `serve` would decide before it starts the engine, and what would stop it."""
     try:
-        preflight.check(config)
+        return preflight.check(config), None
     except PreflightError as error:
-        return str(error)
-    return None
+        return (), str(error)
 
 
 def as_text(explained: dict[str, Any]) -> str:

@@ -4,21 +4,26 @@ import json
 import socket
 from pathlib import Path
 
+from quant.errors import QuantError
 from server.config import Config
+from server.decisions import Decision
 from server.errors import PreflightError
+from server.plan import NotPlannedError, plan_for
 
 WEIGHT_PATTERNS = ("*.safetensors", "*.bin", "*.pt", "*.gguf")
 INDEX = "model.safetensors.index.json"
 
 
-def check(config: Config) -> None:
-    """Checks the model directory and the number of GPUs.
+def check(config: Config) -> tuple[Decision, ...]:
+    """Checks the model directory, the number of GPUs, and that the model fits them; returns what was decided.
 
     Raises:
         PreflightError: serving cannot work; says what was found and what to do.
     """
     check_model(Path(config.model))
     check_gpus(config)
+    memory = check_memory(config)
+    return () if memory is None else (memory,)
 
 
 def check_model(model: Path) -> None:
@@ -79,6 +84,32 @@ def check_gpus(config: Config) -> None:
             f"preset {config.preset} needs {config.gpus_needed} GPUs and {found} were found: {config.devices}. "
             "Pick another preset with --preset, or lower --tensor-parallel-size"
         )
+
+
+def check_memory(config: Config) -> Decision | None:
+    """Checks that the memory plan fits the GPUs; returns what came of it. Without GPUs nothing is planned.
+
+    Raises:
+        PreflightError: it does not fit (--memory-plan warn only returns that), or the model's files are broken.
+    """
+    if not config.gpus_needed:
+        return None
+    try:
+        plan = plan_for(config).plan
+    except NotPlannedError as error:
+        return Decision("memory plan", "none", str(error))
+    except QuantError as error:
+        raise PreflightError(str(error)) from error
+    if plan.fits:
+        reason = f"{plan.together} sequences of {plan.length:,} tokens at once; `voltserve plan` shows the sum"
+        return Decision("memory plan", f"{plan.tokens:,} tokens of cache", reason)
+    problems = "; ".join(plan.problems)
+    if config.memory_plan == "warn":
+        return Decision("memory plan", "started although it does not fit", f"--memory-plan warn; {problems}")
+    raise PreflightError(
+        f"{config.model} does not fit with {plan.split}: {problems}. `voltserve plan` shows the sum, and --memory-plan "
+        "warn starts all the same"
+    )
 
 
 def bind(host: str, port: int) -> socket.socket:

@@ -34,19 +34,19 @@ class Limit(_Strict):
 
 
 class Match(_Strict):
-    """The devices a preset is for: exactly `count` alike GPUs."""
+    """The devices a preset is for: exactly `count` alike GPUs; `nvlink` is null where links do not matter."""
 
     count: int = Field(ge=1)
     capability: str = Field(pattern=r"^\d+\.\d$")
     memory_gib: int
-    nvlink: bool
+    nvlink: bool | None
 
     def covers(self, devices: Sequence[Device]) -> bool:
         """Whether these are the devices meant. Every one is looked at: mixed GPUs match no preset."""
         return len(devices) == self.count and all(
             device.capability == self.capability
             and device.memory_gib == self.memory_gib
-            and device.nvlink == self.nvlink
+            and self.nvlink in (None, device.nvlink)
             for device in devices
         )
 

@@ -67,6 +67,7 @@ def render_launch(
         **config.env,
         **inherited,
         **ALWAYS,
+        "VLLM_RPC_BASE_PATH": str(runtime),  # vLLM's own sockets, which it leaves behind
         "VOLTSERVE_PROGRESS_SOCKET": str(progress_socket(runtime)),
     }
     return Launch(tuple(argv), env)

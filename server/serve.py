@@ -7,6 +7,7 @@ import shutil
 import signal
 import socket
 import tempfile
+import uuid
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
@@ -15,9 +16,10 @@ import uvicorn
 
 from server import logs, preflight
 from server.config import Config
+from server.decisions import Decision
 from server.errors import PreflightError
 from server.gateway import Gateway
-from server.render import ENGINE_MODULE, engine_socket, overridden, progress_socket, render_launch
+from server.render import ENGINE_MODULE, engine_socket, overridden, render_launch
 from server.supervisor import Supervisor
 from server.supervisor.probe import engine_client
 from server.terminal import Reporter, printable_url, reporter
@@ -39,7 +41,7 @@ def serve(config: Config, module: str = ENGINE_MODULE) -> int:
     Raises:
         PreflightError: serving cannot work; nothing was started.
     """
-    preflight.check(config)
+    decisions = (*config.decisions, *overridden(config), *preflight.check(config))
     _allow_many_files()
     sock = preflight.bind(config.host, config.port)
     with contextlib.closing(sock), _runtime_folder() as runtime:
@@ -47,14 +49,15 @@ def serve(config: Config, module: str = ENGINE_MODULE) -> int:
         show = reporter(config, printable_url(config.host, port))
         logs.configure(config.log_level, config.log_format, show.write)
         try:
-            return asyncio.run(_run(config, sock, runtime, show, module))
+            return asyncio.run(_run(config, decisions, sock, runtime, show, module))
         finally:
             show.close()
 
 
-async def _run(config: Config, sock: socket.socket, runtime: Path, show: Reporter, module: str) -> int:
+async def _run(
+    config: Config, decisions: tuple[Decision, ...], sock: socket.socket, runtime: Path, show: Reporter, module: str
+) -> int:
     launch = render_launch(config, runtime, module=module)
-    decisions = (*config.decisions, *overridden(config))
     for decision in decisions:
         log.info("decision", what=decision.what, choice=decision.choice, reason=decision.reason)
     log.info("engine command", command=str(launch))
@@ -149,8 +152,7 @@ def _runtime_folder() -> Iterator[Path]:
     """
     folder = Path(tempfile.mkdtemp(prefix="voltserve-"))
     try:
-        longest = engine_socket(folder), progress_socket(folder)
-        if any(len(bytes(path)) > MAX_SOCKET_PATH for path in longest):
+        if len(bytes(folder / str(uuid.uuid4()))) > MAX_SOCKET_PATH:  # vLLM's names, longer than ours
             raise PreflightError(f"{folder} is too long for a Unix socket's path ({MAX_SOCKET_PATH} bytes); set TMPDIR")
         yield folder
     finally:

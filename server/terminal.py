@@ -56,7 +56,7 @@ class LogReporter:
 
     def show(self, status: Status) -> None:
         """Takes the supervisor's new status."""
-        if status.state is State.READY and self._state is not State.READY:
+        if status.state is State.READY and self._state is State.WARMING:
             for line in ready_lines(self._config, self._url):
                 print(line, flush=True)
         self._state = status.state
@@ -98,7 +98,7 @@ class LiveReporter:
 
     def show(self, status: Status) -> None:
         """Takes the supervisor's new status."""
-        if status.state is State.READY and self._state is not State.READY:
+        if status.state is State.READY and self._state is State.WARMING:
             self.close()
             for line in ready_lines(self._config, self._url):
                 self._console.out(line, style="bold green", highlight=False)
@@ -115,6 +115,7 @@ class LiveReporter:
             description=progress.phase if progress else status.state.value,
             completed=(progress.done if progress else None) or 0,
             total=progress.total if progress else None,
+            refresh=True,
         )
 
     def close(self) -> None:

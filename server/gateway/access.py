@@ -63,8 +63,7 @@ class AccessMiddleware:
         self._metrics.duration.labels(route).observe(elapsed)
         if first_byte:
             self._metrics.first_byte.labels(route).observe(first_byte[0])
-        quiet = route in _QUIET and status < 500
-        (log.debug if quiet else log.info)(
+        (log.debug if route in _QUIET else log.info)(
             "request",
             request_id=scope["state"]["request_id"],
             client=(scope["client"] or ("?",))[0],
@@ -78,4 +77,5 @@ class AccessMiddleware:
 
 
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+# Asked every few seconds by whoever watches; a 503 there is an answer, not a failure.
 _QUIET = frozenset({"/health", "/health/live", "/health/ready", "/metrics"})

@@ -17,7 +17,7 @@ class Metrics:
     """The gateway's metrics, in a registry of their own."""
 
     def __init__(self) -> None:
-        disable_created_metrics()  # a creation time beside each series, which nobody reads
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # a creation time beside each series, which nobody reads
         self.registry = CollectorRegistry()
         self.state = Gauge(
             "voltserve_state", "1 for the engine's state, 0 for others", ["state"], registry=self.registry

@@ -10,8 +10,11 @@ MAX_LINE = 4000  # characters; longer lines are cut, so that no output can exhau
 
 _LEVEL = re.compile(r"^(?:\([^)]*\) *)*\W*(DEBUG|INFO|WARNING|ERROR|CRITICAL)\b")
 _PREFIX = re.compile(r"^(?:\([^)]*\) *)+")
-# The last line of a traceback: `ValueError: …`, `torch.OutOfMemoryError: …`, `SystemExit: …`.
-_EXCEPTION = re.compile(r"^[A-Za-z_][\w.]*(?:Error|Exception|Exit|Interrupt)\b(?::|$)")
+# The last line of a traceback (`ValueError: …`, `torch.OutOfMemoryError: …`), the head of a native crash, and the
+# engine launcher's own account of how its processes ended.
+_TELLING = re.compile(
+    r"[A-Za-z_][\w.]*(?:Error|Exception|Exit)\b(?::|$)|.*(?:Segfault encountered|Segmentation fault)|the engine died: "
+)
 
 
 class EngineOutput:
@@ -20,6 +23,8 @@ class EngineOutput:
     def __init__(self, on_line: Callable[[str, str], None]) -> None:
         self._on_line = on_line
         self.lines: deque[str] = deque(maxlen=KEPT_LINES)
+        # Kept apart, since the root cause comes first and the tracebacks it leads to would push it out of `lines`.
+        self._telling: dict[str, None] = {}
 
     async def pump(self, stream: asyncio.StreamReader) -> None:
         """Reads `stream` to its end. A carriage return ends a line too: progress bars use it."""
@@ -35,16 +40,19 @@ class EngineOutput:
 
     def _take(self, raw: bytes) -> None:
         line = raw.decode("utf-8", "replace").rstrip()[:MAX_LINE]
-        if line:
-            self.lines.append(line)
-            self._on_line(level_of(line), line)
+        if not line:
+            return
+        self.lines.append(line)
+        self._on_line(level_of(line), line)
+        text = _message(_PREFIX.sub("", line)).strip()
+        if _TELLING.match(text) and len(self._telling) < KEPT_LINES:
+            self._telling[text] = None
 
     def errors(self, most: int = 3) -> list[str]:
         """The lines that most likely say why the engine ended: exceptions, else lines at error level, else the last."""
+        if self._telling:
+            return list(self._telling)[:most]
         bare = [_PREFIX.sub("", line) for line in self.lines]
-        exceptions = [line for text in bare if _EXCEPTION.match(line := _message(text).strip())]
-        if exceptions:
-            return list(dict.fromkeys(exceptions))[-most:]
         failing = [line for line in bare if level_of(line) in {"error", "critical"}]
         return (failing or bare)[-most:]
 

@@ -1,6 +1,7 @@
 """Asks the engine over its Unix socket: does it answer, and can it complete a prompt?"""
 
 import asyncio
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
@@ -16,11 +17,19 @@ PROOFS: tuple[tuple[str, dict[str, Any]], ...] = (
 
 
 class Pulse(Enum):
-    """What a heartbeat found: an answer, no answer in time, or the engine's word that its core is dead."""
+    """What a heartbeat found: a good answer, none, or the engine's word that its core is dead."""
 
     ALIVE = "alive"
     SILENT = "silent"
     DEAD = "dead"
+
+
+@dataclass(frozen=True)
+class Heartbeat:
+    """A heartbeat's result; `detail` says in words why it is not ALIVE."""
+
+    pulse: Pulse
+    detail: str = ""
 
 
 class EngineNotWorkingError(Exception):
@@ -40,25 +49,29 @@ def engine_client(socket_path: str) -> httpx.AsyncClient:
     return httpx.AsyncClient(transport=transport, timeout=timeout, base_url="http://engine")
 
 
-async def heartbeat(client: httpx.AsyncClient, limit: float) -> Pulse:
+async def heartbeat(client: httpx.AsyncClient, limit: float) -> Heartbeat:
     """One `GET /health`, answered within `limit` seconds or not."""
     try:
         response = await asyncio.wait_for(client.get("/health"), limit)
-    except (httpx.HTTPError, asyncio.TimeoutError):
-        return Pulse.SILENT
+    except asyncio.TimeoutError:
+        return Heartbeat(Pulse.SILENT, f"no heartbeat within {limit:g} s")
+    except httpx.HTTPError as error:
+        return Heartbeat(Pulse.SILENT, f"no heartbeat: {type(error).__name__} {error}")
     if response.status_code == httpx.codes.SERVICE_UNAVAILABLE:
-        return Pulse.DEAD
-    return Pulse.ALIVE if response.is_success else Pulse.SILENT
+        return Heartbeat(Pulse.DEAD, "the engine says that its core process died")
+    if response.is_success:
+        return Heartbeat(Pulse.ALIVE)
+    return Heartbeat(Pulse.SILENT, f"the heartbeat was answered with {response.status_code}")
 
 
 async def wait_until_it_answers(client: httpx.AsyncClient) -> None:
     """Returns once the engine's `/health` answers; the caller sets the time limit."""
     while True:
-        pulse = await heartbeat(client, limit=5.0)
-        if pulse is Pulse.ALIVE:
+        beat = await heartbeat(client, limit=5.0)
+        if beat.pulse is Pulse.ALIVE:
             return
-        if pulse is Pulse.DEAD:
-            raise EngineNotWorkingError("its core process died")
+        if beat.pulse is Pulse.DEAD:
+            raise EngineNotWorkingError(beat.detail)
         await asyncio.sleep(POLL_INTERVAL)
 
 

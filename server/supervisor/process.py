@@ -17,29 +17,49 @@ _KILL_LIMIT = 5.0  # seconds in which the kernel removes a killed group; longer 
 class EngineProcess:
     """A started engine. Make one with `EngineProcess.start`."""
 
-    def __init__(self, process: asyncio.subprocess.Process, output: EngineOutput) -> None:
+    def __init__(
+        self,
+        process: asyncio.subprocess.Process,
+        output: EngineOutput,
+        pump: "asyncio.Task[None]",
+        pipe: asyncio.BaseTransport,
+    ) -> None:
         self._process = process
         self.output = output
-        assert process.stdout is not None  # noqa: S101 — both are pipes, see `start`
-        assert process.stderr is not None  # noqa: S101
-        self._pumps = asyncio.gather(output.pump(process.stdout), output.pump(process.stderr))
+        self._pump = pump
+        self._pipe = pipe
 
     @classmethod
     async def start(cls, launch: Launch, on_line: Callable[[str, str], None]) -> "EngineProcess":
         """Starts the engine in a new session, so that a signal reaches all of it and Ctrl-C on a terminal none of it.
 
+        stdout and stderr share one pipe, which keeps their order. The pipe is ours and not asyncio's, whose `wait`
+        lasts until every holder of its pipes has ended: an engine's orphans would hide its death.
+
         Raises:
             OSError: the interpreter cannot be started.
         """
-        process = await asyncio.create_subprocess_exec(
-            *launch.argv,
-            env=dict(launch.env),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            start_new_session=True,
+        reading, writing = os.pipe()
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *launch.argv,
+                env=dict(launch.env),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=writing,
+                stderr=writing,
+                start_new_session=True,
+            )
+        except OSError:
+            os.close(reading)
+            raise
+        finally:
+            os.close(writing)
+        stream = asyncio.StreamReader()
+        pipe, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(stream), os.fdopen(reading, "rb", 0)
         )
-        return cls(process, EngineOutput(on_line))
+        output = EngineOutput(on_line)
+        return cls(process, output, asyncio.create_task(output.pump(stream)), pipe)
 
     @property
     def group(self) -> int:
@@ -60,7 +80,8 @@ class EngineProcess:
             self._signal(signal.SIGKILL)
             await self._gone_within(_KILL_LIMIT)
         with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._pumps, _KILL_LIMIT)
+            await asyncio.wait_for(self._pump, _KILL_LIMIT)
+        self._pipe.close()
 
     def kill(self) -> None:
         """SIGKILL to the whole group, without waiting."""

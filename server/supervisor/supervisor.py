@@ -177,17 +177,17 @@ class Supervisor:
         while True:
             await asyncio.sleep(HEARTBEAT_INTERVAL)
             asked_at = time.monotonic()
-            pulse = await heartbeat(self._client, self._config.heartbeat_timeout)
-            if pulse is Pulse.DEAD:
-                raise EngineFaultError("the engine says that its core process died")
-            if pulse is Pulse.ALIVE:
+            beat = await heartbeat(self._client, self._config.heartbeat_timeout)
+            if beat.pulse is Pulse.DEAD:
+                raise EngineFaultError(beat.detail)
+            if beat.pulse is Pulse.ALIVE:
                 silent_since = None
                 if self.status.state is State.DEGRADED:
                     self._enter(State.READY, "it answers again")
                 continue
             silent_since = silent_since or asked_at
             if self.status.state is State.READY:
-                self._enter(State.DEGRADED, f"no heartbeat within {self._config.heartbeat_timeout:g} s")
+                self._enter(State.DEGRADED, beat.detail)
             if time.monotonic() - silent_since >= self._config.hang_timeout:
                 raise EngineFaultError(f"hung: no heartbeat for {self._config.hang_timeout:g} s (--hang-timeout)")
 

@@ -1,7 +1,7 @@
 """A stand-in for `python -m engine`: the same command line and progress datagrams, a fake model, and faults on demand.
 
-How it starts is said by `fake.json` in the model directory (see `Start`); how it answers, by the object `fake` of a request
-(see `Answer`). `GET /stats` says what it has seen.
+How it starts is said by `fake.json` in the model directory (see `Start`); how it answers, by the object `fake` of a
+request (see `Answer`). `GET /stats` says what it has seen.
 """
 
 import argparse
@@ -128,12 +128,14 @@ class FakeEngine:
         finally:
             self.stats["running"] -= 1
         choice = {"index": 0, "finish_reason": "stop", **_content(text, chat=chat, stream=False)}
-        return JSONResponse({**_head(body, chat=chat, stream=False), "choices": [choice], "usage": _usage(answer.tokens)})
+        return JSONResponse(
+            {**_head(body, chat=chat, stream=False), "choices": [choice], "usage": _usage(answer.tokens)}
+        )
 
     async def token(self, answer: Answer, index: int) -> str:
+        await asyncio.sleep(answer.delay)  # also lets what was written before leave the process
         if index == answer.kill_after:
             os.kill(os.getpid(), signal.SIGKILL)
-        await asyncio.sleep(answer.delay)
         return f"字{index} "
 
     async def events(self, body: dict[str, Any], answer: Answer, *, chat: bool) -> AsyncIterator[bytes]:

@@ -125,5 +125,6 @@ def serving(model: Path, *flags: str, env: dict[str, str] | None = None) -> Iter
 def _port(log: Path, process: "subprocess.Popen[bytes]") -> int | None:
     text = log.read_text()
     assert process.poll() is None, text
-    match = re.search(r"listening\s.*port=(\d+)", re.sub(r"\x1b\[[0-9;]*m", "", text))
+    lines = [line for line in text.splitlines() if "listening" in line]
+    match = re.search(r"port\W+(\d+)", lines[0]) if lines else None
     return int(match[1]) if match else None

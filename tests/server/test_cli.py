@@ -73,7 +73,7 @@ def test_the_help_of_serve_lists_the_settings() -> None:
 
 
 def test_help_imports_neither_the_gateway_nor_torch() -> None:
-    code = "import sys; from server.cli import app; print([m for m in ('torch', 'fastapi', 'pydantic') if m in sys.modules])"
+    code = "import sys, server.cli; print([m for m in ('torch', 'fastapi', 'pydantic') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
@@ -120,7 +120,7 @@ def test_fetch_hands_over_its_arguments_and_logs_progress(monkeypatch: pytest.Mo
 
 
 def test_quantize_hands_over_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
-    from quant.quantize import QuantizeReport
+    from quant.quantize import Method, QuantizeReport
 
     calls = []
 
@@ -130,7 +130,60 @@ def test_quantize_hands_over_its_options(monkeypatch: pytest.MonkeyPatch) -> Non
         return QuantizeReport(("a", "b"), {"c": "ignored"}, 4_000_000, 1_000_000)
 
     monkeypatch.setattr("quant.quantize.quantize_checkpoint", quantize)
-    code, out, _ = run(*"quantize a b --policy maxabs --group-size 32 --ignore lm_head --ignore re:x".split())
+    options = ["--method", "maxabs", "--group-size", "32", "--ignore", "lm_head", "--ignore", "re:x"]
+    code, out, _ = run("quantize", "a", "b", *options)
     assert code == 0
-    assert calls == [(Path("a"), Path("b"), {"policy": "maxabs", "group_size": 32, "ignore": ("lm_head", "re:x")})]
+    expected = {"method": Method("maxabs"), "calibration": None, "group_size": 32, "ignore": ("lm_head", "re:x")}
+    assert calls == [(Path("a"), Path("b"), expected)]
     assert out.strip() == "b: 2 linear layers in NVFP4, 1 tensors kept; 4 MB became 1 MB"
+
+
+def test_quantize_hands_over_what_to_calibrate_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from quant.calibrate import CalibrationSettings
+    from quant.calibration_text import Text
+    from quant.quantize import Method, QuantizeReport
+
+    calls = []
+
+    def quantize(src: Path, dst: Path, **options: object) -> QuantizeReport:
+        calls.append((options["method"], options["calibration"]))
+        return QuantizeReport((), {}, 0, 0)
+
+    monkeypatch.setattr("quant.quantize.quantize_checkpoint", quantize)
+    text = tmp_path / "text"
+    text.write_text("words")
+    options = ["--method", "quasar", "--compensate", "--calibration-text", str(text), "--calibration-windows", "3"]
+    code, _, _ = run("quantize", "a", "b", *options)
+    assert code == 0
+    assert calls == [(Method("quasar", compensate=True), CalibrationSettings(Text("words", str(text)), windows=3))]
+
+
+def test_plan_shows_the_sum_and_exits_with_0_where_it_fits(planned_model: Path) -> None:
+    code, out, _ = run("plan", str(planned_model), "--preset", "v100x1-16g")
+    assert code == 0
+    assert "4-bit weights" in out
+    assert out.splitlines()[-1] == "fits."
+
+
+def test_plan_exits_with_2_where_it_does_not_fit(planned_model: Path) -> None:
+    code, out, _ = run("plan", "--json", str(planned_model), "--preset", "v100x1-16g", "--max-model-len", "50000")
+    assert code == 2
+    report = json.loads(out)
+    assert not report["fits"]
+    assert "--max-model-len 50000" in report["problems"][0]
+
+
+@pytest.mark.parametrize("arguments", [["--preset", "cpu-smoke", "x"], []])
+def test_plan_wants_the_directory_first(arguments: list[str]) -> None:
+    code, _, err = run("plan", *arguments)
+    assert code == 2
+    assert "unexpected argument 'x'" in err or "no model given" in err
+
+
+@pytest.fixture
+def planned_model(tmp_path: Path) -> Path:
+    from tests.server.plan.models import dense
+    from tests.server.plan.test_model import write
+
+    config, entries = dense("8B")
+    return write(tmp_path, config, {"model.safetensors": entries}, index=False)

@@ -63,6 +63,7 @@ def test_the_reference_command_line_works_as_written() -> None:
         "max-num-seqs": 32,
         "enforce-eager": True,
         "disable-custom-all-reduce": True,
+        "disable-uvicorn-access-log": True,
     }
     assert "--disable-log-requests" in {decision.what for decision in merged.decisions}
 
@@ -83,7 +84,11 @@ def test_the_preset_is_picked_by_the_devices_or_by_name() -> None:
         ("--model m --port 70000", {}, "--port"),
         ("--model m", {"VOLTSERVE_PORT": "http"}, r"--port \(environment VOLTSERVE_PORT\)"),
         ("--model m", {"VOLTSERVE_PORT": ""}, "VOLTSERVE_PORT: .*set but empty"),
-        ("--model m", {"VOLTSERVE_PROT": "1"}, "unknown environment variable 'VOLTSERVE_PROT'; did you mean VOLTSERVE_PORT"),
+        (
+            "--model m",
+            {"VOLTSERVE_PROT": "1"},
+            "unknown environment variable 'VOLTSERVE_PROT'; did you mean VOLTSERVE_PORT",
+        ),
         ("--model m", {"VOLTSERVE_ENFORCE_EAGER": "maybe"}, "VOLTSERVE_ENFORCE_EAGER"),
         ("--model m --log-level loud", {}, "--log-level"),
         ("--model m --drain-timeout -1", {}, "--drain-timeout"),
@@ -106,7 +111,7 @@ def test_listening_beyond_loopback_is_a_decision() -> None:
 
 
 @pytest.mark.parametrize(
-    ("host", "expected"), [("127.0.0.1", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("::", False)]
+    ("host", "expected"), [("127.0.0.1", True), ("::1", True), ("localhost", True), ("10.0.0.1", False), ("::", False)]
 )
 def test_loopback_is_recognized(host: str, expected: bool) -> None:
     assert is_loopback(host) is expected

@@ -17,7 +17,7 @@ def test_a_whole_model_directory_passes(model: Path) -> None:
 
 
 def test_a_missing_directory_says_how_to_make_one(tmp_path: Path) -> None:
-    with pytest.raises(PreflightError, match="does not exist.*voltserve model fetch"):
+    with pytest.raises(PreflightError, match=r"does not exist.*voltserve model fetch"):
         preflight.check_model(tmp_path / "none")
 
 
@@ -36,7 +36,11 @@ def test_a_file_is_no_model_directory(model: Path) -> None:
         ("model.safetensors", "", "has no weights"),
         (preflight.INDEX, "[]", "expected an object weight_map"),
         (preflight.INDEX, '{"weight_map": {"a": 1}}', "expected an object weight_map"),
-        (preflight.INDEX, '{"weight_map": {"a": "model.safetensors", "b": "x5.safetensors"}}', r"1 of 2 .*x5\.safetensors"),
+        (
+            preflight.INDEX,
+            '{"weight_map": {"a": "model.safetensors", "b": "x5.safetensors"}}',
+            r"1 of 2 .*x5\.safetensors",
+        ),
     ],
 )
 def test_an_incomplete_model_names_the_file(model: Path, name: str, content: str | None, message: str) -> None:

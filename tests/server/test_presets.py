@@ -50,14 +50,26 @@ def test_limits_are_flags_of_the_engine(tmp_path: Path) -> None:
         ({"engine": {"max-num-seqs": 4}}, "both under engine and under limits"),
         ({"limits": {"seed": {"value": 4, "provenance": "guessed", "source": "x"}}}, "provenance"),
         ({"limits": {"seed": {"value": 4, "provenance": "computed"}}}, "limits.seed.source"),
-        ({"limits": {"seed": {"value": 1, "provenance": "computed", "source": "x", "sourc": 1}}}, "did you mean source"),
+        (
+            {"limits": {"seed": {"value": 1, "provenance": "computed", "source": "x", "sourc": 1}}},
+            "did you mean source",
+        ),
         ({"env": {"A": {"libary": "x"}}}, "did you mean library"),
     ],
 )
-def test_a_wrong_preset_names_file_key_and_nearest_valid(tmp_path: Path, changes: dict[str, object], message: str) -> None:
+def test_a_wrong_preset_names_file_key_and_nearest_valid(
+    tmp_path: Path, changes: dict[str, object], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message) as error:
         load_presets(write(tmp_path, **changes))
     assert "good.yaml" in str(error.value)
+
+
+@pytest.mark.parametrize("nvlink", [True, False])
+def test_links_do_not_matter_where_a_preset_says_so(tmp_path: Path, nvlink: bool) -> None:
+    preset = load_presets(write(tmp_path, match={**GOOD["match"], "nvlink": None}))["good"]  # type: ignore[dict-item]
+    assert preset.match is not None
+    assert preset.match.covers([gpu(nvlink=nvlink)])
 
 
 def test_a_file_that_is_not_yaml_is_named(tmp_path: Path) -> None:

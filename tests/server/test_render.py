@@ -37,6 +37,7 @@ def test_the_engine_s_environment_holds_no_secret_and_nothing_unlisted() -> None
     assert env["NCCL_DEBUG"] == "INFO"
     assert env.get("LD_PRELOAD") == config.env.get("LD_PRELOAD")
     assert env["VOLTSERVE_PROGRESS_SOCKET"] == "/run/x/progress.sock"
+    assert env["VLLM_RPC_BASE_PATH"] == "/run/x"
 
 
 def test_the_engine_neither_fetches_nor_reports() -> None:

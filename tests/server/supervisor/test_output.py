@@ -68,6 +68,14 @@ async def test_only_the_last_lines_are_kept() -> None:
             "RuntimeError: Engine core initialization failed\n",
             ["torch.OutOfMemoryError: CUDA out of memory", "RuntimeError: Engine core initialization failed"],
         ),
+        (
+            "!!!!!!! Segfault encountered !!!!!!!\n" + "frame\n" * 100 + "RuntimeError: See root cause above.\n",
+            ["!!!!!!! Segfault encountered !!!!!!!", "RuntimeError: See root cause above."],
+        ),
+        (
+            "(APIServer pid=1) the engine died: EngineCore was killed by SIGKILL\nlast\n",
+            ["the engine died: EngineCore was killed by SIGKILL"],
+        ),
         ("INFO x\nERROR 11-29 21:39:27 [a.py:1] it broke\nINFO y\n", ["ERROR 11-29 21:39:27 [a.py:1] it broke"]),
         ("one\ntwo\nthree\nfour\n", ["two", "three", "four"]),
         ("", []),

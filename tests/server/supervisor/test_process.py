@@ -13,20 +13,26 @@ LEAVES_A_CHILD = (
 )
 
 
-async def start(code: str) -> tuple[EngineProcess, list[str]]:
-    lines: list[str] = []
+class Lines(list[str]):
+    """The engine's lines, and whether there is any."""
+
+    def __init__(self) -> None:
+        self.any = asyncio.Event()
+
+    def take(self, _: str, line: str) -> None:
+        self.append(line)
+        self.any.set()
+
+
+async def start(code: str) -> tuple[EngineProcess, Lines]:
+    lines = Lines()
     launch = Launch((sys.executable, "-u", "-c", code), {"PATH": os.environ["PATH"]})
-    return await EngineProcess.start(launch, lambda _, line: lines.append(line)), lines
-
-
-async def started(lines: list[str]) -> None:
-    while not lines:
-        await asyncio.sleep(0.01)
+    return await EngineProcess.start(launch, lines.take), lines
 
 
 async def test_a_process_that_heeds_sigterm_is_stopped_by_it() -> None:
     process, lines = await start("print('up'); import time; time.sleep(600)")
-    await started(lines)
+    await lines.any.wait()
     await process.stop(limit=30)
     assert await process.wait() == -15
 
@@ -35,14 +41,14 @@ async def test_a_process_that_ignores_sigterm_is_killed() -> None:
     process, lines = await start(
         "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up'); time.sleep(600)"
     )
-    await started(lines)
+    await lines.any.wait()
     await process.stop(limit=0.2)
     assert await process.wait() == -9
 
 
 async def test_what_a_dead_engine_left_behind_is_stopped_too() -> None:
     process, lines = await start(LEAVES_A_CHILD)
-    await started(lines)
+    await lines.any.wait()
     assert await process.wait() == 0
     assert running(process.group) == [int(lines[0])]
     await process.stop(limit=30)
@@ -64,7 +70,12 @@ async def test_an_engine_that_cannot_be_started_is_an_os_error(tmp_path: Path) -
 
 @pytest.mark.parametrize(
     ("code", "text"),
-    [(0, "exited with code 0"), (3, "exited with code 3"), (-15, "was killed by SIGTERM"), (-77, "was killed by signal 77")],
+    [
+        (0, "exited with code 0"),
+        (3, "exited with code 3"),
+        (-15, "was killed by SIGTERM"),
+        (-77, "was killed by signal 77"),
+    ],
 )
 def test_an_exit_code_is_put_in_words(code: int, text: str) -> None:
     assert describe_exit(code) == text

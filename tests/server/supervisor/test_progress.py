@@ -38,13 +38,13 @@ def weights(rank: int, done: int) -> Event:
     ],
 )
 def test_a_wrong_datagram_is_rejected(fields: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="."):
+    with pytest.raises(ValueError, match=r"\w"):
         event(**fields)
 
 
 @given(st.binary(max_size=200))
 def test_arbitrary_bytes_never_raise_anything_else(data: bytes) -> None:
-    with pytest.raises(ValueError, match="."):
+    with pytest.raises(ValueError, match=r"\w"):
         parse_datagram(data)
 
 
@@ -79,8 +79,8 @@ async def test_what_the_engine_sends_arrives_and_rubbish_is_reported(
 ) -> None:
     path = tmp_path / "p.sock"
     monkeypatch.setenv(sender.SOCKET_VARIABLE, str(path))
-    tracker, problems = ProgressTracker(), list[str]()
-    transport = await receive_progress(path, tracker.take, problems.append)
+    tracker, problems = ProgressTracker(), asyncio.Queue[str]()
+    transport = await receive_progress(path, tracker.take, problems.put_nowait)
     try:
         sender.phase("weights")
         told = sender.WeightsProgress()
@@ -90,8 +90,8 @@ async def test_what_the_engine_sends_arrives_and_rubbish_is_reported(
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
             sock.sendto(b"{", str(path))
             sock.sendto(b"x" * 5000, str(path))
-        while len(problems) < 2:
-            await asyncio.sleep(0.01)
+        assert "JSON" in await problems.get()
+        assert "4096 bytes" in await problems.get()
     finally:
         transport.close()
     assert tracker.progress == Progress("weights", 4, 10, "bytes")

@@ -36,7 +36,11 @@ def test_every_state_is_in_the_table() -> None:
 
 @pytest.mark.parametrize(
     ("progress", "fraction"),
-    [(Progress("importing"), None), (Progress("weights", 0, 0, "bytes"), None), (Progress("weights", 1, 4, "bytes"), 0.25)],
+    [
+        (Progress("importing"), None),
+        (Progress("weights", 0, 0, "bytes"), None),
+        (Progress("weights", 1, 4, "bytes"), 0.25),
+    ],
 )
 def test_the_fraction_is_known_only_with_a_total(progress: Progress, fraction: float | None) -> None:
     assert progress.fraction == fraction

@@ -34,12 +34,11 @@ class Watched:
         return [name for index, name in enumerate(names) if index == 0 or names[index - 1] != name]
 
     async def until(self, condition: Callable[[Status], object]) -> Status:
-        async def look() -> Status:
-            while not condition(self.supervisor.status):
-                await asyncio.sleep(0.01)
-            return self.supervisor.status
-
-        return await asyncio.wait_for(look(), LIMIT)
+        met = asyncio.Event()
+        self.supervisor.subscribe(lambda status: met.set() if condition(status) else None)
+        if not condition(self.supervisor.status):
+            await asyncio.wait_for(met.wait(), LIMIT)
+        return next(status for status in reversed(self.seen) if condition(status))
 
     async def until_state(self, state: State) -> Status:
         return await self.until(lambda status: status.state is state)
@@ -210,5 +209,3 @@ async def test_error_lines_explain_an_exit_without_an_exception(tmp_path: Path, 
         os.kill(watched.pid, signal.SIGKILL)
         status = await watched.until(lambda now: now.last_exit and "|" in now.last_exit)
         assert line in str(status.last_exit)
-
-

@@ -1,0 +1,59 @@
+"""The memory plan: what a model needs on a device, whether it fits, and over how many GPUs to spread it.
+
+Arithmetic over config.json, safetensors headers and the engine's flags; nothing is loaded and no GPU is touched.
+"""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from server.config import Config
+from server.decisions import Decision
+from server.plan import report
+from server.plan.compare import Option, compare, recommend
+from server.plan.memory import Plan
+from server.plan.model import Model, NotPlannedError, read_model
+from server.plan.settings import device_of, run_of, split_of
+from server.presets import load_presets
+
+__all__ = ["NotPlannedError", "Planned", "plan_for"]
+
+
+@dataclass(frozen=True)
+class Planned:
+    """The plan of a configuration; `options` and `decision` compare splits, and are absent without GPUs."""
+
+    model: Model
+    plan: Plan
+    options: tuple[Option, ...]
+    decision: Decision | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return report.as_dict(self.model, self.plan, self.options, self.decision)
+
+    def as_text(self) -> str:
+        """For people."""
+        return report.as_text(self.model, self.plan, self.options, self.decision)
+
+
+def plan_for(config: Config) -> Planned:
+    """The plan of what `serve` would start.
+
+    Raises:
+        QuantError: the model's files are missing or broken.
+        NotPlannedError: a kind of model whose memory is not computed here.
+    """
+    preset = load_presets()[config.preset]
+    model = read_model(Path(config.model))
+    device = device_of(config, preset)
+    split = split_of(config.engine)
+    run = run_of(config, model, device, split)
+    asked = compare(model, device, run, (split,))[0]
+    plan = asked.plan
+    if asked.obstacle:
+        plan = replace(plan, problems=(asked.obstacle, *plan.problems))
+    if preset.match is None:
+        return Planned(model, plan, (), None)
+    options = compare(model, device, run)
+    return Planned(model, plan, options, recommend(options, len(config.devices.gpus) or preset.match.count))

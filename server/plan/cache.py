@@ -1,0 +1,124 @@
+"""The key/value cache of one GPU, laid out as vLLM 0.19.1 does it (vllm/v1/core/kv_cache_utils.py, read, not copied).
+
+The cache is one pool of blocks. A block has `block_size` tokens of one layer in each of `pools` layers that lie side by
+side; layers of another kind (a sliding window, a recurrent state) take blocks of the same size from the same pool, in
+groups of `pools` layers. So a model with one kind of layer has one group, and a hybrid of 16 full and 48 recurrent
+layers has four groups of 16.
+"""
+
+from dataclasses import dataclass
+
+from server.plan.model import LayerKind, Model
+from server.plan.weights import Split, stage_layers
+
+GPU_BLOCK = 16  # tokens; vLLM's default
+CPU_BLOCK = 128  # tokens; vLLM's CPU platform
+_ALIGNMENT = 16  # tokens; hybrid models' blocks are a multiple of it
+
+
+@dataclass(frozen=True)
+class Groups:
+    """How many groups of layers there are of each kind."""
+
+    full: int
+    sliding: int
+    linear: int
+
+    @property
+    def total(self) -> int:
+        """Of any kind."""
+        return self.full + self.sliding + self.linear
+
+
+@dataclass(frozen=True)
+class Cache:
+    """The layout on one GPU.
+
+    `token_bytes`: one token of one attention layer. `page_bytes`: one block of one layer. `state_bytes`: what one
+    sequence needs in one recurrent layer, whatever its length; it takes a whole page.
+    """
+
+    block_size: int
+    token_bytes: int
+    state_bytes: int
+    page_bytes: int
+    pools: int
+    groups: Groups
+    window: int
+
+    @property
+    def block_bytes(self) -> int:
+        """One block of the pool, all its layers together."""
+        return self.page_bytes * self.pools
+
+    def blocks(self, available: int) -> int:
+        """How many blocks `available` bytes hold."""
+        return max(0, available) // self.block_bytes
+
+    def tokens(self, available: int) -> int:
+        """What the engine calls the cache's size: tokens for which every group has a block."""
+        return self.blocks(available) // self.groups.total * self.block_size
+
+    def blocks_of_sequence(self, length: int, batched: int) -> int:
+        """Blocks of one sequence of `length` tokens, of which a step may compute `batched` more.
+
+        A sliding window keeps the last window - 1 tokens and those just computed, and may start inside a block.
+        """
+        full = -(-length // self.block_size)
+        sliding = -(-min(self.window - 1 + batched, length) // self.block_size) + 1
+        return self.groups.full * full + self.groups.sliding * sliding + self.groups.linear
+
+    def longest(self, available: int, sequences: int, batched: int, most: int) -> int:
+        """The longest length at which `sequences` sequences fit together, at most `most`; 0 where none does.
+
+        One block of the pool is never given out: vLLM's null block.
+        """
+        blocks = self.blocks(available) - 1
+        low, high = 0, most
+        while low < high:
+            length = (low + high + 1) // 2
+            if sequences * self.blocks_of_sequence(length, batched) <= blocks:
+                low = length
+            else:
+                high = length - 1
+        return low
+
+    def sequences(self, available: int, length: int, batched: int) -> int:
+        """How many sequences of `length` tokens fit together."""
+        return max(0, self.blocks(available) - 1) // self.blocks_of_sequence(length, batched)
+
+
+def lay_out(model: Model, split: Split, dtype_bytes: int, block_size: int) -> Cache:
+    """The layout on the GPU whose pipeline stage has most layers. `dtype_bytes`: a cached number.
+
+    A token and layer take 2 · KV heads on the rank · head_dim · dtype; heads are copied where there are too few.
+    Of recurrent layers: the last kernel - 1 inputs of the convolution and value heads · value dim · key dim of state.
+    """
+    stage = max(range(split.pipeline), key=lambda stage: len(stage_layers(len(model.kinds), split, stage)))
+    kinds = [model.kinds[layer] for layer in stage_layers(len(model.kinds), split, stage)]
+    count: dict[LayerKind, int] = {"full": 0, "sliding": 0, "linear": 0}
+    for kind in kinds:
+        count[kind] += 1
+    pools = _pools([number for number in count.values() if number])
+    token_bytes = 2 * max(1, model.kv_heads // split.tensor) * model.head_dim * dtype_bytes
+    state = _state_bytes(model, split, dtype_bytes) if count["linear"] else 0
+    if state:
+        # A page of attention must be as large as the state, so hybrid models get larger blocks.
+        block_size = max(block_size, _ALIGNMENT * -(-state // (_ALIGNMENT * token_bytes)))
+    groups = Groups(**{kind: -(-number // pools) for kind, number in count.items()})
+    return Cache(block_size, token_bytes, state, block_size * token_bytes, pools, groups, model.window)
+
+
+def _pools(counts: list[int]) -> int:
+    """Layers a group: the rarest kind's number, or the commonest's where the two are within half of each other."""
+    return max(counts) if max(counts) < 1.5 * min(counts) else min(counts)
+
+
+def _state_bytes(model: Model, split: Split, dtype_bytes: int) -> int:
+    sizes = model.linear_attention
+    if sizes is None:
+        return 0
+    convolution = 2 * sizes.key_dim * sizes.key_heads + sizes.value_dim * sizes.value_heads
+    inputs = (sizes.conv_kernel - 1) * -(-convolution // split.tensor) * dtype_bytes
+    heads = -(-sizes.value_heads // split.tensor)
+    return inputs + heads * sizes.value_dim * sizes.key_dim * (sizes.state_bytes or dtype_bytes)

@@ -1,0 +1,115 @@
+"""A plan for people and for programs."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from server.decisions import Decision
+from server.plan.compare import Option, as_row
+from server.plan.memory import Item, Plan, gib
+from server.plan.model import Model
+
+_HEADINGS = ("split", "weights/GPU", "cache/GPU", "tokens", "seqs", "")
+
+
+def as_dict(model: Model, plan: Plan, options: Sequence[Option], decision: Decision | None) -> dict[str, Any]:
+    """Every number in bytes or tokens, with its formula."""
+    cache, run = plan.cache, plan.run
+    return {
+        "model": {
+            "architecture": model.architecture,
+            "layers": {kind: model.kinds.count(kind) for kind in ("full", "sliding", "linear")},
+            "quantized_linears": len(model.linears),
+            "positions": model.positions,
+        },
+        "split": {"tensor": plan.split.tensor, "pipeline": plan.split.pipeline},
+        "device": asdict(plan.device),
+        "run": asdict(run),
+        "budget": {
+            "bytes": plan.budget_bytes,
+            "formula": f"{plan.device.memory_bytes} B · {run.utilization:g}"
+            if plan.device.kind == "gpu"
+            else "memory available on this machine",
+        },
+        "items": [asdict(item) for item in plan.items],
+        "outside": [asdict(item) for item in plan.outside],
+        "load_peak": asdict(plan.load_peak),
+        "cache": {
+            "bytes": plan.cache_bytes,
+            "tokens": plan.tokens,
+            "tokens_formula": f"⌊{plan.cache_bytes} B / {cache.block_bytes} B⌋ blocks / {cache.groups.total} groups · "
+            f"{cache.block_size} tokens",
+            "block_size": cache.block_size,
+            "blocks": cache.blocks(plan.cache_bytes),
+            "block_bytes": cache.block_bytes,
+            "block_bytes_formula": f"{cache.block_size} tokens · {cache.token_bytes} B · {cache.pools} layers",
+            "token_bytes_per_layer": cache.token_bytes,
+            "token_bytes_per_layer_formula": f"2 · KV heads of a rank · {model.head_dim} · {run.cache_dtype_bytes} B",
+            "state_bytes_per_sequence_and_layer": cache.state_bytes,
+            "groups": asdict(cache.groups),
+        },
+        "max_model_len": plan.length,
+        "sequences_of_max_model_len": plan.together,
+        "longest_for_max_num_seqs": plan.longest,
+        "fits": plan.fits,
+        "problems": list(plan.problems),
+        "options": [
+            {
+                "split": str(option.split),
+                "fits": option.plan.fits,
+                "obstacle": option.obstacle,
+                "weights_bytes": sum(item.bytes for item in option.plan.items[:2]),
+                "cache_bytes": option.plan.cache_bytes,
+                "cache_tokens": option.plan.tokens,
+                "sequences_of_max_model_len": option.plan.together,
+                "problems": list(option.plan.problems),
+            }
+            for option in options
+        ],
+        "decision": asdict(decision) if decision else None,
+    }
+
+
+def as_text(model: Model, plan: Plan, options: Sequence[Option], decision: Decision | None) -> str:
+    """The same for people."""
+    run, cache = plan.run, plan.cache
+    place = "GPU" if plan.device.kind == "gpu" else "this machine"
+    kinds = ", ".join(f"{model.kinds.count(kind)} {kind}" for kind in dict.fromkeys(model.kinds))
+    lines = [
+        f"{model.architecture}: {len(model.kinds)} layers ({kinds}), {len(model.linears)} linears in 4 bits; "
+        f"per {place} with {plan.split}, of {gib(plan.device.memory_bytes)}:"
+    ]
+    lines += _table([_item_row(item) for item in (*plan.items, _cache_item(plan))])
+    used = sum(item.bytes for item in plan.items) + plan.cache_bytes
+    lines.append(f"  = {gib(used)} of {gib(plan.budget_bytes)}")
+    if plan.outside:
+        lines.append(f"beside that share (--gpu-memory-utilization {run.utilization:g}):")
+        lines += _table([_item_row(item) for item in plan.outside])
+    lines.append(f"load-time peak: {gib(plan.load_peak.bytes)} ({plan.load_peak.formula})")
+    lines.append(
+        f"cache: {plan.tokens:,} tokens in blocks of {cache.block_size}; {plan.together} sequences of "
+        f"{plan.length:,} tokens at once, or {run.sequences} of {plan.longest:,}"
+    )
+    if options:
+        lines.append("splits over GPUs of this kind:")
+        lines += _table([_HEADINGS, *(as_row(option) for option in options)])
+    if decision:
+        lines.append(f"{decision}")
+    lines += [f"does not fit: {problem}" for problem in plan.problems] or ["fits."]
+    return "\n".join(lines)
+
+
+def _item_row(item: Item) -> tuple[str, ...]:
+    return (item.name, gib(item.bytes), item.formula + ("" if item.basis == "computed" else " (stated)"))
+
+
+def _cache_item(plan: Plan) -> Item:
+    how = "as configured" if plan.run.cache_bytes else "what is left"
+    return Item("key/value cache", plan.cache_bytes, how, "computed")
+
+
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return [
+        "  " + "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    ]

@@ -1,0 +1,132 @@
+"""The bytes of weights that one GPU holds, from the tensors of the checkpoint and how the engine splits them.
+
+Tensor parallelism (TP) gives each rank a slice of every linear: of its outputs N ("column parallel") or of its inputs K
+("row parallel"), as in Megatron-LM (arXiv 1909.08053). Pipeline parallelism (PP) gives each stage whole layers.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from quant.verify.tensor_parallel import SPLIT_INPUTS, SPLIT_OUTPUTS
+from server.plan.model import Model, Plain, layer_of
+
+# packed: codes, block scales and row factors stay as they are. dense: dequantized to the engine's dtype at load.
+WeightForm = Literal["packed", "dense"]
+
+VOCABULARY_PADDING = 64  # rows; vLLM's DEFAULT_VOCAB_PADDING_SIZE
+_EMBEDDING = "embed_tokens.weight"
+_HEAD = "lm_head.weight"
+
+
+@dataclass(frozen=True)
+class Split:
+    """Over how many GPUs a model is spread: `tensor` ranks for each of `pipeline` stages."""
+
+    tensor: int = 1
+    pipeline: int = 1
+
+    @property
+    def gpus(self) -> int:
+        """How many GPUs one copy of the model takes."""
+        return self.tensor * self.pipeline
+
+    def __str__(self) -> str:
+        return f"TP={self.tensor}" + (f" PP={self.pipeline}" if self.pipeline > 1 else "")
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Bytes on one GPU: quantized linears in `linears`, everything else in `plain`; `largest` is the biggest linear.
+
+    `checkpoint` is what the stage's quantized linears take before the engine has done anything with them.
+    """
+
+    linears: int
+    plain: int
+    largest: int
+    checkpoint: int
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.linears + self.plain
+
+
+def weights_per_gpu(model: Model, split: Split, form: WeightForm, dtype_bytes: int) -> Weights:
+    """The weights of the fullest GPU: that of the pipeline stage that holds most."""
+    stages = (_stage(model, split, stage, form, dtype_bytes) for stage in range(split.pipeline))
+    return max(stages, key=lambda weights: weights.total)
+
+
+def stage_layers(layers: int, split: Split, stage: int) -> range:
+    """The decoder layers of a pipeline stage. As vLLM does it: what is left over goes to the stages before the last."""
+    each, left = divmod(layers, split.pipeline)
+    sizes = [each] * split.pipeline
+    for extra in range(left):
+        sizes[-2 - extra] += 1
+    start = sum(sizes[:stage])
+    return range(start, start + sizes[stage])
+
+
+def _stage(model: Model, split: Split, stage: int, form: WeightForm, dtype_bytes: int) -> Weights:
+    layers = stage_layers(len(model.kinds), split, stage)
+    sizes, stored = [], 0
+    for linear in model.linears:
+        layer = layer_of(linear.name)
+        if layer is None or layer in layers:
+            rows, columns = sharded(linear.name, linear.rows, linear.columns, model, split.tensor)
+            packed = packed_bytes(rows, columns, linear.group_size)
+            sizes.append(rows * columns * dtype_bytes if form == "dense" else packed)
+            stored += packed
+    plain = sum(_plain_bytes(tensor, model, split, dtype_bytes) for tensor in _plain_of(model, split, stage, layers))
+    plain += model.positions * model.rotary_dim * dtype_bytes  # the table of cosines and sines, one a GPU
+    return Weights(sum(sizes), plain, max(sizes, default=0), stored)
+
+
+def packed_bytes(rows: int, columns: int, group_size: int) -> int:
+    """Codes at half a byte, a one-byte scale for each group, a float32 factor for each row (`quant.tensor`)."""
+    return rows * columns // 2 + rows * columns // group_size + 4 * rows
+
+
+def sharded(name: str, rows: int, columns: int, model: Model, tensor: int) -> tuple[int, int]:
+    """(rows, columns) of a linear on one rank. Key and value heads are copied where there are fewer than ranks.
+
+    Sizes that do not divide are rounded up: whether they can be split at all is `quant.verify`'s to say.
+    """
+    leaf = name.rpartition(".")[2]
+    if leaf in SPLIT_INPUTS:
+        return rows, -(-columns // tensor)
+    if leaf in {"k_proj", "v_proj"}:
+        return -(-rows // min(tensor, model.kv_heads)), columns
+    return (-(-rows // tensor) if leaf in SPLIT_OUTPUTS else rows), columns
+
+
+def _plain_of(model: Model, split: Split, stage: int, layers: range) -> Iterator[Plain]:
+    """A stage's tensors: its layers', the embedding on the first and the head on the last, the rest on every stage."""
+    for tensor in model.plain:
+        layer = layer_of(tensor.name)
+        if layer is not None:
+            here = layer in layers
+        elif tensor.name.endswith(_EMBEDDING):
+            here = stage == 0 or (model.tied and stage == split.pipeline - 1)
+        elif tensor.name.endswith(_HEAD):
+            here = stage == split.pipeline - 1 and not model.tied
+        else:
+            here = True
+        if here:
+            yield tensor
+
+
+def _plain_bytes(tensor: Plain, model: Model, split: Split, dtype_bytes: int) -> int:
+    if not tensor.floating:
+        return tensor.nbytes
+    shape = tensor.shape
+    if len(shape) == 2:
+        if tensor.name.endswith((_EMBEDDING, _HEAD)):
+            padded = -(-shape[0] // VOCABULARY_PADDING) * VOCABULARY_PADDING
+            shape = (-(-padded // split.tensor), shape[1])
+        else:
+            shape = sharded(tensor.name.removesuffix(".weight"), *shape, model, split.tensor)
+    return math.prod(shape) * dtype_bytes

@@ -1,0 +1,64 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.plan.weights import Split, packed_bytes, sharded, stage_layers, weights_per_gpu
+
+from .models import model
+
+
+def test_a_linear_s_bytes_are_codes_scales_and_row_factors() -> None:
+    assert packed_bytes(64, 32, 16) == 64 * 16 + 64 * 2 + 64 * 4
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [("o_proj", (5120, 2048)), ("q_proj", (1280, 8192)), ("k_proj", (1280, 8192)), ("odd_proj", (5120, 8192))],
+)
+def test_four_ranks_cut_a_linear_along_the_side_that_its_kind_says(name: str, shape: tuple[int, int]) -> None:
+    assert sharded(f"model.layers.0.self_attn.{name}", 5120, 8192, model("32B"), 4) == shape
+
+
+def test_key_and_value_heads_are_copied_where_there_are_fewer_than_ranks() -> None:
+    qwen = model("8B", num_key_value_heads=2)
+    assert sharded("a.k_proj", 256, 4096, qwen, 4) == (128, 4096)
+    assert sharded("a.q_proj", 4096, 4096, qwen, 4) == (1024, 4096)
+
+
+@pytest.mark.parametrize("name", ["8B", "32B", "27B"])
+@pytest.mark.parametrize("split", [Split(2), Split(4), Split(1, 2), Split(1, 4), Split(2, 2)])
+def test_no_split_loses_a_weight(name: str, split: Split) -> None:
+    whole = weights_per_gpu(model(name), Split(1), "packed", 2)
+    share = weights_per_gpu(model(name), split, "packed", 2)
+    assert share.linears * split.gpus >= whole.linears
+    assert share.linears * split.gpus == pytest.approx(whole.linears, rel=0.02)
+    assert whole.plain / split.gpus <= share.plain < whole.plain
+
+
+def test_dense_weights_take_the_engine_s_dtype() -> None:
+    qwen = model("8B")
+    numbers = sum(linear.rows * linear.columns for linear in qwen.linears)
+    assert weights_per_gpu(qwen, Split(1), "dense", 4).linears == 4 * numbers
+
+
+def test_a_tied_head_is_counted_once_and_on_both_ends_of_a_pipeline() -> None:
+    embedding = 2 * 151936 * 4096
+    tied, untied = model("8B", tie_word_embeddings=True), model("8B")
+    assert (
+        weights_per_gpu(untied, Split(1), "packed", 2).plain - weights_per_gpu(tied, Split(1), "packed", 2).plain
+        == embedding
+    )
+    for one in (tied, untied):
+        first_or_last = weights_per_gpu(one, Split(1, 2), "packed", 2).plain
+        assert embedding < first_or_last < 1.1 * embedding
+
+
+@given(layers=st.integers(1, 100), stages=st.integers(1, 8))
+def test_every_layer_is_on_one_stage(layers: int, stages: int) -> None:
+    split = Split(1, stages)
+    found = [layer for stage in range(stages) for layer in stage_layers(layers, split, stage)]
+    assert found == list(range(layers))
+
+
+def test_what_is_left_over_goes_to_the_stages_before_the_last() -> None:
+    assert [len(stage_layers(10, Split(1, 4), stage)) for stage in range(4)] == [2, 3, 3, 2]
