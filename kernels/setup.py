@@ -1,0 +1,75 @@
+"""Builds voltserve_kernels/ops.so: each source with its own flags, straight with g++.
+
+The object uses torch's stable ABI and no Python at all: one wheel serves torch 2.10 and Python 3.10, and all later.
+"""
+
+import os
+import platform
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build_ext import build_ext
+
+CXX = os.environ.get("CXX", "g++")
+FLAGS = ["-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror"]
+# The oldest torch whose stable ABI is used: 2.10.
+FLAGS += ["-DTORCH_TARGET_VERSION=0x020a000000000000"]
+
+SOURCES: dict[str, list[str]] = {
+    "bindings.cpp": [],
+    "cpu/nvfp4_pack.cpp": [],
+    "cpu/nvfp4_portable.cpp": ["-O2"],
+}
+if platform.machine() == "x86_64":
+    SOURCES["cpu/nvfp4_avx2.cpp"] = ["-mavx2", "-mfma", "-mf16c"]
+    # g++ 12 takes its own headers' deliberately undefined registers for a mistake (GCC bug 105593).
+    SOURCES["cpu/nvfp4_avx512.cpp"] = ["-mavx512f", "-mavx512bw", "-Wno-maybe-uninitialized", "-Wno-uninitialized"]
+
+
+class BuildOps(build_ext):
+    """Compiles SOURCES in parallel and links them."""
+
+    def build_extension(self, ext: Extension) -> None:
+        """Raises CalledProcessError after the compiler's own message."""
+        torch = Path(find_spec("torch").submodule_search_locations[0])
+        objects = Path(self.build_temp)
+        objects.mkdir(parents=True, exist_ok=True)
+
+        def compile_one(source: str) -> str:
+            target = str(objects / (Path(source).stem + ".o"))
+            run([CXX, *FLAGS, *SOURCES[source], "-isystem", str(torch / "include"), "-c", source, "-o", target])
+            return target
+
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+            compiled = list(pool.map(compile_one, SOURCES))
+        output = Path(self.get_ext_fullpath(ext.name))
+        output.parent.mkdir(parents=True, exist_ok=True)
+        run([CXX, "-shared", *compiled, "-o", str(output), f"-L{torch / 'lib'}", "-ltorch_cpu"])
+
+    def get_ext_filename(self, fullname: str) -> str:
+        """Without Python's version in it."""
+        return fullname.replace(".", "/") + ".so"
+
+
+class AnyPython3Wheel(bdist_wheel):
+    """Tagged for this platform and every Python 3."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        """(python, abi, platform)."""
+        return "py3", "none", super().get_tag()[2]
+
+
+def run(command: list[str]) -> None:
+    """Shows and runs a compiler."""
+    print(" ".join(command), flush=True)
+    subprocess.run(command, check=True)
+
+
+setup(
+    ext_modules=[Extension("voltserve_kernels.ops", sources=list(SOURCES))],
+    cmdclass={"build_ext": BuildOps, "bdist_wheel": AnyPython3Wheel},
+)

@@ -1,0 +1,31 @@
+"""Importing this registers torch.ops.voltserve.*, with implementations for tracing. The contract: include/nvfp4.h."""
+
+from pathlib import Path
+
+import torch
+
+torch.ops.load_library(str(Path(__file__).with_name("ops.so")))
+
+
+@torch.library.register_fake("voltserve::nvfp4_linear")
+def _linear(
+    x: torch.Tensor,
+    packed: torch.Tensor,
+    scales: torch.Tensor,
+    row_factor: torch.Tensor,
+    group_size: int,
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor:
+    return x.new_empty((*x.shape[:-1], row_factor.shape[0]))
+
+
+@torch.library.register_fake("voltserve::nvfp4_dequantize")
+def _dequantize(
+    packed: torch.Tensor, scales: torch.Tensor, row_factor: torch.Tensor, group_size: int, dtype: torch.dtype
+) -> torch.Tensor:
+    return row_factor.new_empty((row_factor.shape[0], scales.shape[1] * group_size), dtype=dtype)
+
+
+def cpu_instruction_sets() -> list[str]:
+    """Those that the kernels have code for and this CPU has, fastest first; the first is used."""
+    return torch.ops.voltserve._cpu_isas().split()
