@@ -1,13 +1,17 @@
-"""Row-wise work on all cores: one thread a block of rows, where torch would split every single operation.
+"""Work on all cores: one thread a block of rows, a matrix or a window, where torch would split every single operation.
 
 Splitting each operation ends each in a barrier; with a second process on the machine, every barrier waits for a thread
 that is not running, and a walk of many small operations slows down tenfold and more (seen; docs/log.md).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 import torch
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 # Temporaries of about a megabyte each, near a core's cache, and several blocks for each core even in a small matrix.
 CHUNK_ELEMENTS = 1 << 17
@@ -20,11 +24,21 @@ def row_chunks(rows: int, columns: int) -> list[slice]:
 
 
 def for_row_chunks(rows: int, columns: int, work: Callable[[slice], None]) -> None:
-    """Calls `work` with each of `row_chunks`, several at a time, in any order."""
+    """Calls `work` with slices that cover `rows` rows of `columns` elements, several at a time, in any order."""
+    step = max(1, CHUNK_ELEMENTS // max(columns, 1))
+    map_single_threaded(work, [slice(start, min(start + step, rows)) for start in range(0, rows, step)])
+
+
+def map_single_threaded(work: Callable[[T], R], items: Iterable[T]) -> list[R]:
+    """[work(item) for item in items], as many at a time as torch has threads, each one's operations on one thread."""
     threads = torch.get_num_threads()
     try:
         with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            for _ in pool.map(work, row_chunks(rows, columns)):
-                pass
+            futures = [pool.submit(work, item) for item in items]
+            try:
+                return [future.result() for future in futures]
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)  # what has not begun need not
+                raise
     finally:
         torch.set_num_threads(threads)  # a worker's setting is also what threads started later begin with

@@ -1,23 +1,31 @@
 """16-bit checkpoint in, NVFP4 checkpoint out: compressed-tensors files plus quantize_config.json, shard by shard.
 
-Two passes over the source: the first finds every linear's largest magnitude (and NaN or Inf, before anything is
-written), so that fused layers can share a global even across shards; the second quantizes and writes. Neither holds
-more than one tensor and its result.
+Three passes over the source: the first finds every linear's largest magnitude (and NaN or Inf, before anything is
+written), so that fused layers can share a global even across shards; the second quantizes, one linear a core, and keeps
+each result on disk, so that a run that was stopped resumes; the third writes the shards. Methods that calibrate run the
+16-bit model before the second (quant/calibrate.py). But for that, no pass holds more than a tensor a core and its
+result.
 """
 
 import shutil
+import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 
 from quant.atomic import atomic_directory
 from quant.blockwise import largest_magnitude, quantize_matrix
+from quant.calibrate import CalibrationSettings, calibrate
+from quant.calibration_text import calibration_text
 from quant.errors import QuantError
 from quant.formats import compressed_tensors, quantize_config
 from quant.formats.quantize_config import ScalePolicy
 from quant.jsonfile import read_object, write_object
+from quant.parallel import map_single_threaded
+from quant.partial import PartialResults, partial_results
 from quant.progress import OnProgress, Progress, ignore_progress
 from quant.safetensors_file import INDEX_NAME, Checkpoint, ShardWriter, TensorInfo, open_checkpoint, write_index
 from quant.selection import DEFAULT_IGNORE, Selection, matching_pattern, select, siblings
@@ -38,6 +46,24 @@ _KEPT_DTYPES = (
 
 
 @dataclass(frozen=True)
+class Method:
+    """How codes and scales are found: a policy of quant/methods/scales.py, with or without error compensation."""
+
+    policy: ScalePolicy = "mse"
+    compensate: bool = False
+
+    @property
+    def calibrates(self) -> bool:
+        """Whether it runs the model over calibration text."""
+        return self.compensate or self.policy == "quasar"
+
+    @property
+    def name(self) -> str:
+        """As written to quantize_config.json's scale_policy."""
+        return f"{self.policy}+compensation" if self.compensate else self.policy
+
+
+@dataclass(frozen=True)
 class QuantizeReport:
     """What was done. `kept`: tensor name to the reason it stayed in 16 bits; sizes are of tensor data, in bytes."""
 
@@ -47,11 +73,15 @@ class QuantizeReport:
     output_bytes: int
 
 
+DEFAULT_METHOD = Method()
+
+
 def quantize_checkpoint(
     src: Path,
     dst: Path,
     *,
-    policy: ScalePolicy = "mse",
+    method: Method = DEFAULT_METHOD,
+    calibration: CalibrationSettings | None = None,
     group_size: int = 16,
     ignore: tuple[str, ...] = DEFAULT_IGNORE,
     on_progress: OnProgress = ignore_progress,
@@ -59,12 +89,13 @@ def quantize_checkpoint(
     """Quantizes the model directory `src` (float16, bfloat16 or float32 safetensors) into the new directory `dst`.
 
     `ignore` is in compressed-tensors' syntax (quant/selection.py). What is kept stays float16 or bfloat16, float32
-    becomes float16. Raises QuantError for a source that is no 16-bit model, a weight that is NaN or Inf or does not fit
-    float16, and an existing `dst`; nothing is left behind then.
+    becomes float16. `calibration` is for methods that calibrate; None is the default text. Raises QuantError for a
+    source that is no 16-bit model, a weight that is NaN or Inf or does not fit float16, and an existing `dst`;
+    nothing is left behind then. Anything else that ends it, such as Ctrl-C, leaves what is done for the next run.
     """
-    if policy not in quantize_config.SCALE_POLICIES:
+    if method.policy not in quantize_config.SCALE_POLICIES:
         known = ", ".join(quantize_config.SCALE_POLICIES)
-        raise QuantError(f"scale policy: expected one of {known}, got {policy!r}", "Choose one of these")
+        raise QuantError(f"scale policy: expected one of {known}, got {method.policy!r}", "Choose one of these")
     if group_size not in GROUP_SIZES:
         raise QuantError(f"block size: expected 16 or 32, got {group_size}", "Choose one of these")
     config = _read_source_config(src)
@@ -75,9 +106,21 @@ def quantize_checkpoint(
         raise QuantError(
             f"{src}: expected linear layers to quantize, got none", "Check the ignore patterns and the source"
         )
-    with atomic_directory(dst) as out:
+    if method.calibrates and calibration is None:
+        calibration = CalibrationSettings(calibration_text())
+    if calibration is not None and not method.calibrates:
+        raise QuantError(
+            f"calibration: expected none for {method.name}, which runs no model, got {calibration.text.source}",
+            "Leave the calibration options out, or choose quasar or compensation",
+        )
+    inputs = _inputs(checkpoint, selection, method, calibration, group_size)
+    with atomic_directory(dst) as out, ExitStack() as stack:
         amax = _largest_magnitudes(checkpoint, selection, on_progress)
-        written = _write_shards(checkpoint, selection, amax, out, policy, group_size, on_progress)
+        done = stack.enter_context(partial_results(dst, inputs))
+        if calibration is not None:
+            _calibrate(checkpoint, selection, method, calibration, done, on_progress)
+        _quantize(checkpoint, selection, amax, method, group_size, done, on_progress)
+        written = _write_shards(checkpoint, selection, out, group_size, done, on_progress)
         if (src / INDEX_NAME).exists():
             write_index(out, written)
         _copy_files(src, out)
@@ -90,13 +133,32 @@ def quantize_checkpoint(
         )
         config["quantization_config"] = compressed_tensors.write_config(group_size, ignore + misfits)
         write_object(out / "config.json", config)
-        quantize_config.write(out, quantize_config.QuantizeConfig(group_size, policy))
+        quantize_config.write(out, quantize_config.QuantizeConfig(group_size, method.name))
     return QuantizeReport(
         selection.linears,
         selection.kept,
         sum(info.nbytes for info in checkpoint.tensors.values()),
         sum(info.nbytes for info in written.values()),
     )
+
+
+def _inputs(
+    checkpoint: Checkpoint,
+    selection: Selection,
+    method: Method,
+    calibration: CalibrationSettings | None,
+    group_size: int,
+) -> dict[str, object]:
+    """All that a linear's result depends on; a file counts as unchanged while its size and time of change are."""
+    stats = {shard: (checkpoint.directory / shard).stat() for shard in checkpoint.shards}
+    return {
+        "source": str(checkpoint.directory.resolve()),
+        "shards": {shard: [stat.st_size, stat.st_mtime_ns] for shard, stat in stats.items()},
+        "linears": list(selection.linears),
+        "method": asdict(method),
+        "calibration": calibration and {**asdict(calibration), "text": calibration.text.sha256},
+        "block_size": group_size,
+    }
 
 
 def _read_source_config(src: Path) -> dict[str, object]:
@@ -142,37 +204,96 @@ def _largest_magnitudes(checkpoint: Checkpoint, selection: Selection, on_progres
     return {module: max(own.get(sibling, 0.0) for sibling in siblings(module)) for module in own}
 
 
-def _write_shards(
+_CALIBRATION = "calibration"
+
+
+def _calibrate(
+    checkpoint: Checkpoint,
+    selection: Selection,
+    method: Method,
+    calibration: CalibrationSettings,
+    done: PartialResults,
+    on_progress: OnProgress,
+) -> None:
+    if _CALIBRATION in done:
+        return
+    sums = calibrate(
+        checkpoint.directory,
+        selection.linears,
+        calibration,
+        gradients=method.policy == "quasar",
+        diagonal=not method.compensate,
+        on_progress=on_progress,
+    )
+    done.save(_CALIBRATION, sums)
+
+
+def _quantize(
     checkpoint: Checkpoint,
     selection: Selection,
     amax: Mapping[str, float],
-    out: Path,
-    policy: ScalePolicy,
+    method: Method,
     group_size: int,
+    done: PartialResults,
+    on_progress: OnProgress,
+) -> None:
+    """Keeps in `done` what each linear's tensors will be, keyed by suffix."""
+    total = sum(checkpoint.tensors[f"{module}.weight"].nbytes for module in selection.linears)
+    finished = 0
+    lock = threading.Lock()
+
+    def work(module: str) -> None:
+        nonlocal finished
+        name = f"{module}.weight"
+        info = checkpoint.tensors[name]
+        if module not in done:
+            (_, weight), *_ = checkpoint.read(info.shard, [name])
+            sums = done.load_one(_CALIBRATION, module) if method.calibrates else None
+            quantized = quantize_matrix(
+                weight,
+                policy=method.policy,
+                group_size=group_size,
+                amax=amax[module],
+                saliency=None if method.compensate else sums,
+                hessian=sums if method.compensate else None,
+                name=f"{checkpoint.directory / info.shard}: {name}",
+            )
+            done.save(module, compressed_tensors.write_linear(quantized, module))
+        with lock:
+            finished += info.nbytes
+            on_progress(Progress("quantizing", finished, total, "bytes"))
+
+    # The largest first: the last to end is then a small one.
+    map_single_threaded(work, sorted(selection.linears, key=lambda name: -checkpoint.tensors[f"{name}.weight"].nbytes))
+
+
+def _write_shards(
+    checkpoint: Checkpoint,
+    selection: Selection,
+    out: Path,
+    group_size: int,
+    done: PartialResults,
     on_progress: OnProgress,
 ) -> dict[str, TensorInfo]:
     written: dict[str, TensorInfo] = {}
     total = sum(info.nbytes for info in checkpoint.tensors.values())
-    done = 0
+    progress = 0
     for shard in checkpoint.shards:
         names = checkpoint.names(shard)
         planned: dict[str, TensorInfo] = {}
         for name in names:
             planned |= _plan(name, checkpoint.tensors[name], group_size, quantized=name not in selection.kept)
         with ShardWriter(out / shard, {name: (info.dtype, info.shape) for name, info in planned.items()}) as writer:
-            for name, tensor in checkpoint.read(shard, names):
-                module = name.removesuffix(".weight")
-                where = f"{checkpoint.directory / shard}: {name}"
+            for name in names:
                 if name in selection.kept:
-                    writer.write(name, _to_16_bits(tensor, where))
+                    (_, tensor), *_ = checkpoint.read(shard, [name])
+                    writer.write(name, _to_16_bits(tensor, f"{checkpoint.directory / shard}: {name}"))
                 else:
-                    quantized = quantize_matrix(
-                        tensor, policy=policy, group_size=group_size, amax=amax[module], name=where
-                    )
-                    for suffix, part in compressed_tensors.write_linear(quantized, module).items():
+                    module = name.removesuffix(".weight")
+                    for suffix, part in done.load(module).items():
                         writer.write(f"{module}.{suffix}", part)
-                done += tensor.nbytes
-                on_progress(Progress("quantizing", done, total, "bytes"))
+                progress += checkpoint.tensors[name].nbytes
+                on_progress(Progress("writing", progress, total, "bytes"))
         written |= planned
     return written
 

@@ -17,8 +17,8 @@ FILE_NAME = "quantize_config.json"
 FORMAT = "quasarnvfp4"
 VERSION = 1
 BLOCK_SIZES = (16, 32)
-# The policies our own quantizer knows (quant/blockwise.py).
-ScalePolicy = Literal["maxabs", "mse"]
+# The policies our own quantizer knows (quant/methods/scales.py).
+ScalePolicy = Literal["maxabs", "mse", "fourosix", "quasar"]
 SCALE_POLICIES: tuple[ScalePolicy, ...] = get_args(ScalePolicy)
 
 _KEYS = ("quantization_format", "version", "block_size", "scale_policy")

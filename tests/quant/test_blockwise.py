@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quant import e2m1, parallel
-from quant.blockwise import POLICIES, global_divisor, quantize_matrix
+from quant.blockwise import global_divisor, quantize_matrix
 from quant.errors import QuantError
 from quant.formats.quantize_config import SCALE_POLICIES
+from quant.methods.scales import LARGEST_SCALE, POLICIES
 from tests.quant.reference import E2M1, E4M3, nearest_index
 
 
@@ -17,6 +18,11 @@ def random_weight(rows: int = 8, columns: int = 128, seed: int = 0) -> torch.Ten
     generator = torch.Generator().manual_seed(seed)
     spread = torch.rand(rows, 1, generator=generator) * 0.1
     return torch.randn(rows, columns, generator=generator) * spread
+
+
+def options(policy: str, columns: int) -> dict[str, object]:
+    """The policy with what it needs: quasar weighs columns, here all alike."""
+    return {"policy": policy, "saliency": torch.ones(columns) if policy == "quasar" else None}
 
 
 def block_errors(weight: torch.Tensor, group_size: int, **options: object) -> torch.Tensor:
@@ -33,9 +39,10 @@ def test_weights_on_the_grid_are_kept_exactly():
     weight = (e2m1.decode(codes) * torch.tensor([448.0] * 16 + [3.5] * 16) / 1024).view(1, 32)
 
     for policy in SCALE_POLICIES:
-        quantized = quantize_matrix(weight, policy=policy)
+        quantized = quantize_matrix(weight, **options(policy, weight.shape[1]))
         torch.testing.assert_close(quantized.dequantize(), weight, rtol=1e-6, atol=0)
-        assert quantized.block_scales.float().tolist() == [[448.0, 3.5]]
+        largest = LARGEST_SCALE.get(policy, 448.0)
+        assert quantized.block_scales.float().tolist() == [[largest, largest / 128]]
         assert torch.equal(e2m1.unpack(quantized.codes)[0], codes)
 
 
@@ -44,9 +51,10 @@ def test_weights_on_the_grid_are_kept_exactly():
 def test_every_code_is_the_nearest_under_the_scale_chosen(policy, group_size):
     weight = random_weight()
 
-    quantized = quantize_matrix(weight, policy=policy, group_size=group_size)
+    quantized = quantize_matrix(weight, group_size=group_size, **options(policy, 128))
 
-    scaled = (weight * global_divisor(float(weight.abs().max()))).view(-1, group_size)
+    divisor = global_divisor(float(weight.abs().max()), LARGEST_SCALE.get(policy, 448.0))
+    scaled = (weight * divisor).view(-1, group_size)
     scaled = scaled / quantized.block_scales.float().view(-1, 1)
     expected = nearest_index(E2M1, scaled.abs().flatten().double().numpy())
     np.testing.assert_array_equal((e2m1.unpack(quantized.codes) & 7).flatten().numpy(), expected)
@@ -117,7 +125,10 @@ def test_all_zero_tensors_and_blocks_stay_zero(policy):
     weight = random_weight(rows=2, columns=32)
     weight[0, :16] = 0
 
-    some, none = quantize_matrix(weight, policy=policy), quantize_matrix(torch.zeros(2, 32), policy=policy)
+    some, none = (
+        quantize_matrix(weight, **options(policy, weight.shape[1])),
+        quantize_matrix(torch.zeros(2, 32), **options(policy, 32)),
+    )
 
     assert not some.dequantize()[0, :16].any()
     assert some.dequantize()[0, 16:].any()
@@ -130,7 +141,7 @@ def test_a_block_too_small_for_any_scale_becomes_zero_and_nothing_else_changes(p
     weight = torch.ones(1, 32)
     weight[0, 16:] = 1e-9
 
-    values = quantize_matrix(weight, policy=policy).dequantize()
+    values = quantize_matrix(weight, **options(policy, weight.shape[1])).dequantize()
 
     torch.testing.assert_close(values[:, :16], weight[:, :16], rtol=1e-6, atol=0)
     assert not values[:, 16:].any()
@@ -139,7 +150,7 @@ def test_a_block_too_small_for_any_scale_becomes_zero_and_nothing_else_changes(p
 @pytest.mark.parametrize("policy", SCALE_POLICIES)
 @pytest.mark.parametrize("size", [1e-38, 1e-20, 1e20, 3e38])
 def test_extreme_sizes_give_finite_values(policy, size):
-    values = quantize_matrix(torch.full((2, 16), size), policy=policy).dequantize()
+    values = quantize_matrix(torch.full((2, 16), size), **options(policy, 16)).dequantize()
 
     assert values.isfinite().all()
     if size > 1e-30:
@@ -166,10 +177,10 @@ def test_16_bit_weights_are_quantized_like_the_same_numbers_in_float32(dtype):
 @pytest.mark.parametrize("policy", SCALE_POLICIES)
 def test_the_result_does_not_depend_on_the_chunk_size(policy, monkeypatch):
     weight = random_weight(rows=7)
-    whole = quantize_matrix(weight, policy=policy)
+    whole = quantize_matrix(weight, **options(policy, weight.shape[1]))
     monkeypatch.setattr(parallel, "CHUNK_ELEMENTS", 2 * 128)
 
-    chunked = quantize_matrix(weight, policy=policy)
+    chunked = quantize_matrix(weight, **options(policy, weight.shape[1]))
 
     assert torch.equal(chunked.codes, whole.codes)
     assert torch.equal(chunked.dequantize(), whole.dequantize())

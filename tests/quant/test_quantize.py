@@ -5,12 +5,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from quant.blockwise import quantize_matrix
+from quant.calibrate import CalibrationSettings
+from quant.calibration_text import Text
 from quant.errors import QuantError
 from quant.formats import quantize_config
-from quant.formats.compressed_tensors import GLOBAL, PACKED, SCALE, Config, read_config, read_linear
+from quant.formats.compressed_tensors import GLOBAL, PACKED, SCALE, read_config, read_linear, scheme
 from quant.formats.quantize_config import QuantizeConfig
 from quant.progress import Progress
-from quant.quantize import quantize_checkpoint
+from quant.quantize import Method, quantize_checkpoint
 from quant.safetensors_file import INDEX_NAME, open_checkpoint
 from tests.quant.files import names_in
 
@@ -70,10 +72,10 @@ def source(tmp_path):
     return model_directory(tmp_path / "source")
 
 
-@pytest.mark.parametrize("policy", ["maxabs", "mse"])
+@pytest.mark.parametrize("policy", ["maxabs", "mse", "fourosix"])
 @pytest.mark.parametrize("group_size", [16, 32])
 def test_linears_are_quantized_and_the_rest_is_kept(tmp_path, source, policy, group_size):
-    report = quantize_checkpoint(source, tmp_path / "out", policy=policy, group_size=group_size)
+    report = quantize_checkpoint(source, tmp_path / "out", method=Method(policy), group_size=group_size)
 
     expected = quantize_matrix(tensors()[f"{ATTENTION}.o_proj.weight"], policy=policy, group_size=group_size)
     got = read(tmp_path / "out", f"{ATTENTION}.o_proj", group_size)
@@ -130,11 +132,11 @@ def test_sharding_does_not_change_the_result_and_the_index_names_it(tmp_path, so
 
 
 def test_the_configs_describe_the_result(tmp_path, source):
-    quantize_checkpoint(source, tmp_path / "out", policy="maxabs", group_size=32, ignore=("re:.*embed",))
+    quantize_checkpoint(source, tmp_path / "out", method=Method("maxabs"), group_size=32, ignore=("re:.*embed",))
 
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     described = read_config(config.pop("quantization_config"), "config.json")
-    assert described == Config(32, ("re:.*embed", "model.layers.0.mlp.odd_proj"))
+    assert described == scheme(32, ("re:.*embed", "model.layers.0.mlp.odd_proj"))
     assert config == {"architectures": ["LlamaForCausalLM"], "dtype": "float16", "x": [1]}
     assert quantize_config.read(tmp_path / "out") == QuantizeConfig(32, "maxabs")
 
@@ -178,7 +180,7 @@ def test_progress_is_absolute_and_reaches_its_total(tmp_path, source):
 
     size = sum(t.nbytes for t in tensors().values())
     linears = sum(t.nbytes for name, t in tensors().items() if ATTENTION in name)
-    for what, total in (("scanning weights", linears), ("quantizing", size)):
+    for what, total in (("scanning weights", linears), ("quantizing", linears), ("writing", size)):
         done = [report.done for report in reports if report.what == what]
         assert done == sorted(done)
         assert {(report.total, report.unit) for report in reports if report.what == what} == {(total, "bytes")}
@@ -246,7 +248,11 @@ def test_a_source_that_is_no_16_bit_model_is_refused(tmp_path, source, damage, m
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"policy": "best"}, "scale policy: expected one of maxabs, mse, got 'best'"),
+        ({"method": Method("best")}, "scale policy: expected one of maxabs, mse, fourosix, quasar, got 'best'"),
+        (
+            {"calibration": CalibrationSettings(Text("a", "a.txt"))},
+            "expected none for mse, which runs no model, got a.txt",
+        ),
         ({"group_size": 64}, "block size: expected 16 or 32, got 64"),
         ({"ignore": ("re:.*",)}, "expected linear layers to quantize, got none"),
     ],
@@ -261,12 +267,82 @@ def test_an_existing_destination_is_refused_before_any_work(tmp_path, source):
         quantize_checkpoint(source, source, on_progress=lambda progress: pytest.fail(str(progress)))
 
 
-def test_ctrl_c_leaves_nothing(tmp_path, source):
-    def interrupt(progress):
-        if progress.what == "quantizing":
-            raise KeyboardInterrupt
+class Stopped(Exception):
+    """What ends a run from outside."""
 
-    with pytest.raises(KeyboardInterrupt):
-        quantize_checkpoint(source, tmp_path / "out", on_progress=interrupt)
+
+def stop_at(what: str, done: int = 0):
+    def on_progress(progress: Progress) -> None:
+        if progress.what == what and progress.done > done:
+            raise Stopped
+
+    return on_progress
+
+
+def test_stopped_while_scanning_it_leaves_nothing(tmp_path, source):
+    with pytest.raises(Stopped):
+        quantize_checkpoint(source, tmp_path / "out", on_progress=stop_at("scanning weights"))
+
+    assert names_in(tmp_path) == ["source"]
+
+
+@pytest.mark.parametrize("what", ["quantizing", "writing"])
+def test_a_stopped_run_goes_on_where_it_was(tmp_path, source, what, monkeypatch):
+    quantize_checkpoint(source, tmp_path / "whole")
+    with pytest.raises(Stopped):
+        quantize_checkpoint(source, tmp_path / "out", on_progress=stop_at(what))
+    assert names_in(tmp_path) == [".out.resume", "source", "whole"]
+    left = {f"{ATTENTION}.{name}_proj" for name in "koqv"} - {
+        path.stem for path in (tmp_path / ".out.resume").glob("*.safetensors")
+    }
+    quantized = []
+
+    def spy(weight, **options):
+        quantized.append(options["name"].split()[-1].removesuffix(".weight"))
+        return quantize_matrix(weight, **options)
+
+    monkeypatch.setattr("quant.quantize.quantize_matrix", spy)
+    quantize_checkpoint(source, tmp_path / "out")
+
+    assert set(quantized) == left
+    assert len(left) < 4
+    assert names_in(tmp_path) == ["out", "source", "whole"]
+    for name, tensor in loaded(tmp_path / "whole").items():
+        assert torch.equal(loaded(tmp_path / "out")[name].view(torch.uint8), tensor.view(torch.uint8)), name
+
+
+@pytest.mark.parametrize("changed", [{"method": Method("maxabs")}, {"group_size": 32}, {"ignore": ("re:.*o_proj",)}])
+def test_a_run_with_other_options_does_not_use_what_was_left(tmp_path, source, changed):
+    with pytest.raises(Stopped):
+        quantize_checkpoint(source, tmp_path / "out", on_progress=stop_at("writing"))
+
+    quantize_checkpoint(source, tmp_path / "out", **changed)
+    quantize_checkpoint(source, tmp_path / "fresh", **changed)
+
+    out, fresh = loaded(tmp_path / "out"), loaded(tmp_path / "fresh")
+    assert out.keys() == fresh.keys()
+    for name, tensor in fresh.items():
+        assert torch.equal(out[name].view(torch.uint8), tensor.view(torch.uint8)), name
+
+
+def test_a_changed_source_does_not_use_what_was_left(tmp_path, source):
+    with pytest.raises(Stopped):
+        quantize_checkpoint(source, tmp_path / "out", on_progress=stop_at("writing"))
+    changed = {**tensors(), f"{ATTENTION}.o_proj.weight": random(64, 64, 9)}
+    save_file(changed, source / "model.safetensors")
+
+    quantize_checkpoint(source, tmp_path / "out")
+
+    expected = quantize_matrix(changed[f"{ATTENTION}.o_proj.weight"])
+    assert torch.equal(read(tmp_path / "out", f"{ATTENTION}.o_proj").codes, expected.codes)
+
+
+def test_a_damaged_leftover_is_named_and_removed(tmp_path, source):
+    with pytest.raises(Stopped):
+        quantize_checkpoint(source, tmp_path / "out", on_progress=stop_at("writing"))
+    (tmp_path / ".out.resume" / f"{ATTENTION}.o_proj.safetensors").write_text("x")
+
+    with pytest.raises(QuantError, match=r"o_proj\.safetensors: expected kept results"):
+        quantize_checkpoint(source, tmp_path / "out")
 
     assert names_in(tmp_path) == ["source"]

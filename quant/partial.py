@@ -1,0 +1,82 @@
+"""Results kept beside an unfinished output, so that a run that was stopped goes on where it was.
+
+`.NAME.resume` stands beside the output NAME: `inputs.json`, what the results depend on, and one safetensors file for
+each result. A run that depends on anything else starts afresh.
+"""
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from quant.errors import QuantError
+
+_INPUTS = "inputs.json"
+
+
+class PartialResults:
+    """Named groups of tensors, each written whole or not at all."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def __contains__(self, name: str) -> bool:
+        return self._path(name).exists()
+
+    def save(self, name: str, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Keeps `tensors` under `name`."""
+        path = self._path(name)
+        unfinished = path.with_suffix(".unfinished")
+        save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, unfinished)
+        unfinished.rename(path)
+
+    def load(self, name: str) -> dict[str, torch.Tensor]:
+        """What was kept under `name`. Raises QuantError when the file is damaged."""
+        with self._opened(name) as file:
+            return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - not a dict
+
+    def load_one(self, name: str, key: str) -> torch.Tensor:
+        """One of the tensors kept under `name`; the others are not read."""
+        with self._opened(name) as file:
+            tensor: torch.Tensor = file.get_tensor(key)
+        return tensor
+
+    @contextmanager
+    def _opened(self, name: str) -> Iterator[Any]:
+        path = self._path(name)
+        try:
+            with safe_open(path, framework="pt") as file:  # type: ignore[no-untyped-call]
+                yield file
+        except (OSError, SafetensorError) as error:
+            raise QuantError(f"{path}: expected kept results, got: {error}", "Run this again") from None
+
+    def _path(self, name: str) -> Path:
+        return self._folder / f"{name}.safetensors"
+
+
+@contextmanager
+def partial_results(destination: Path, inputs: Mapping[str, object]) -> Iterator[PartialResults]:
+    """The results kept for `destination` by an earlier run with equal `inputs` (JSON values), else none.
+
+    They are removed when the body succeeds, and when it raises QuantError, which would only come again; any other end
+    (Ctrl-C, a full disk, a kill) leaves them for the next run.
+    """
+    folder = destination.parent / f".{destination.name}.resume"
+    text = json.dumps(inputs, indent=2, sort_keys=True)
+    written = folder / _INPUTS
+    if not written.exists() or written.read_text(encoding="utf-8") != text:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        written.write_text(text, encoding="utf-8")
+    try:
+        yield PartialResults(folder)
+    except QuantError:
+        shutil.rmtree(folder)
+        raise
+    shutil.rmtree(folder)
