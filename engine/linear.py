@@ -1,11 +1,11 @@
 """The linear method of NVFP4 layers.
 
-Parameters are as compressed-tensors stores them; after loading they become the one internal tensor, and what computes
-with it is chosen.
+Parameters are as the checkpoint's format names and stores them; after loading they become the one internal tensor, and
+what computes with it is chosen.
 """
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -18,13 +18,15 @@ from vllm.model_executor.layers.linear import (
     register_weight_loader_v2_supported_method,
 )
 from vllm.model_executor.parameter import ChannelQuantScaleParameter, GroupQuantScaleParameter, ModelWeightParameter
+from vllm.platforms import current_platform
 
 from engine import progress
 from quant.errors import QuantError
-from quant.formats.compressed_tensors import GLOBAL, PACKED, SCALE, read_linear
+from quant.formats.linear import read_linear
+from quant.formats.modelopt import PRE_QUANT_SCALE
+from quant.formats.scheme import Scheme
 from quant.tensor import NVFP4Tensor
 
-INPUT_GLOBAL = "input_global_scale"
 _E4M3_NAN = 0x7F
 _REMEDY = "Check the model's files with `voltserve verify` and fetch what is damaged again"
 
@@ -39,24 +41,42 @@ class Route:
     reason: str
 
 
-def choose_route(kernels_installed: bool, dtype: torch.dtype) -> Route:
-    """`kernels` wherever they are installed, otherwise weights dequantized once to the engine's `dtype`."""
-    if kernels_installed:
-        return Route("kernels", "voltserve_kernels is installed: weights stay in 4 bits")
+def choose_route(kernel_devices: Collection[str], device: str, dtype: torch.dtype) -> Route:
+    """What computes NVFP4 layers on `device` ("cpu", "cuda").
+
+    `kernel_devices`: those that the installed voltserve_kernels have code for; none where they are not installed.
+    """
+    if device in kernel_devices:
+        return Route("kernels", f"voltserve_kernels has code for {device}: weights stay in 4 bits")
+    why = f"was built without code for {device}" if kernel_devices else "is not installed"
     bits = str(dtype).removeprefix("torch.")
-    return Route("dense", f"voltserve_kernels is not installed: weights are dequantized once, to {bits}, at load")
+    return Route("dense", f"voltserve_kernels {why}: weights are dequantized once, to {bits}, at load")
+
+
+def kernel_devices() -> list[str]:
+    """The devices that voltserve_kernels have code for; importing them registers torch.ops.voltserve."""
+    if importlib.util.find_spec("voltserve_kernels") is None:
+        return []
+    import voltserve_kernels
+
+    devices: list[str] = voltserve_kernels.devices()
+    return devices
 
 
 @register_weight_loader_v2_supported_method
 class QuasarNvfp4LinearMethod(LinearMethodBase):  # type: ignore[misc]  # vLLM's classes are untyped
     """y = x Wᵀ + b with W [N, K] in NVFP4, for one layer of one tensor-parallel rank."""
 
-    def __init__(self, prefix: str, group_size: int) -> None:
+    def __init__(self, prefix: str, scheme: Scheme) -> None:
         self.prefix = prefix
-        self.group_size = group_size
-        self._loaded: dict[str, set[tuple[Any, ...]]] = {PACKED: set(), SCALE: set(), GLOBAL: set()}
+        self.group_size = scheme.group_size
+        self._scheme = scheme
+        layout = self._layout = scheme.layout
+        self._loaded: dict[str, set[tuple[Any, ...]]] = {
+            name: set() for name in (layout.codes, layout.scales, layout.global_scale)
+        }
         self._dense = UnquantizedLinearMethod()
-        self._route = choose_route(importlib.util.find_spec("voltserve_kernels") is not None, torch.get_default_dtype())
+        self._route = choose_route(kernel_devices(), current_platform.device_type, torch.get_default_dtype())
 
     def create_weights(
         self,
@@ -82,37 +102,43 @@ class QuasarNvfp4LinearMethod(LinearMethodBase):  # type: ignore[misc]  # vLLM's
         self._member_sizes = output_partition_sizes
         self._dtype = params_dtype
         load = extra_weight_attrs["weight_loader"]
-        scales = torch.full((rows, columns // self.group_size), _E4M3_NAN, dtype=torch.uint8)
+        codes, scales, global_scale = (self._layout.codes, self._layout.scales, self._layout.global_scale)
+        unloaded = torch.full((rows, columns // self.group_size), _E4M3_NAN, dtype=torch.uint8)
         layer.register_parameter(
-            PACKED,
+            codes,
             ModelWeightParameter(
                 data=torch.empty(rows, columns // 2, dtype=torch.uint8),
                 input_dim=1,
                 output_dim=0,
-                weight_loader=self._loader(PACKED, load, torch.uint8),
+                weight_loader=self._loader(codes, load, torch.uint8),
             ),
         )
         layer.register_parameter(
-            SCALE,
+            scales,
             GroupQuantScaleParameter(
-                data=scales.view(torch.float8_e4m3fn),  # NaN, so that what was never loaded shows
+                data=unloaded.view(torch.float8_e4m3fn),  # NaN, so that what was never loaded shows
                 input_dim=1,
                 output_dim=0,
-                weight_loader=self._loader(SCALE, load, torch.float8_e4m3fn),
+                weight_loader=self._loader(scales, load, torch.float8_e4m3fn),
             ),
         )
         layer.register_parameter(
-            GLOBAL,
+            global_scale,
             ChannelQuantScaleParameter(
                 data=torch.full((rows,), torch.nan, dtype=torch.float32),
                 output_dim=0,
-                weight_loader=self._loader(GLOBAL, load, torch.float32, spread_over=output_size),
+                weight_loader=self._loader(global_scale, load, torch.float32, spread_over=output_size),
             ),
         )
         # Activations stay in 16 bits or more, so what W4A4 checkpoints bring for them is read and dropped.
         unused = Parameter(torch.empty(0), requires_grad=False)
         unused.weight_loader = lambda *_args, **_kwargs: None  # type: ignore[attr-defined]
-        layer.register_parameter(INPUT_GLOBAL, unused)
+        layer.register_parameter(self._layout.input_scale, unused)
+        if self._scheme.pre_quant_scale:
+            scale = Parameter(torch.full((columns,), torch.nan, dtype=params_dtype), requires_grad=False)
+            start = layer.tp_rank * columns if input_size != columns else 0
+            scale.weight_loader = self._pre_quant_loader(slice(start, start + columns), input_size)  # type: ignore[attr-defined]
+            layer.register_parameter(PRE_QUANT_SCALE, scale)
 
     def process_weights_after_loading(self, layer: Module) -> None:
         """Turns the parameters into what the route computes with.
@@ -121,25 +147,29 @@ class QuasarNvfp4LinearMethod(LinearMethodBase):  # type: ignore[misc]  # vLLM's
             QuantError: a tensor is missing, a scale is NaN, or a global scale is not a positive number.
         """
         tensor = self._read(layer)
-        for name in (PACKED, SCALE, GLOBAL, INPUT_GLOBAL):
+        for name in (*self._loaded, self._layout.input_scale):
             delattr(layer, name)
+        # Exports fold most of these into norms and neighbouring weights: a layer without one multiplies by 1.
+        if self._scheme.pre_quant_scale and layer.pre_quant_scale.isnan().all():
+            layer.pre_quant_scale = None
         self._tell_route()
         if self._route.name == "dense":
             layer.weight = Parameter(tensor.dequantize(self._dtype), requires_grad=False)
             self._dense.process_weights_after_loading(layer)
         else:
-            import voltserve_kernels  # noqa: F401  # registers torch.ops.voltserve
-
-            layer.codes = Parameter(tensor.codes, requires_grad=False)
-            layer.block_scales = Parameter(tensor.block_scales, requires_grad=False)
+            packed, scales = torch.ops.voltserve.nvfp4_pack(tensor.codes, tensor.block_scales, self.group_size)
+            layer.packed = Parameter(packed, requires_grad=False)
+            layer.scales = Parameter(scales, requires_grad=False)
             layer.row_factor = Parameter(tensor.row_factor, requires_grad=False)
 
     def apply(self, layer: Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """x [..., K] to [..., N] in x's dtype."""
+        if self._scheme.pre_quant_scale and layer.pre_quant_scale is not None:
+            x = x * layer.pre_quant_scale
         if self._route.name == "dense":
             y: torch.Tensor = self._dense.apply(layer, x, bias)
         else:
-            weight = (layer.codes, layer.block_scales, layer.row_factor, self.group_size)
+            weight = (layer.packed, layer.scales, layer.row_factor, self.group_size)
             y = torch.ops.voltserve.nvfp4_linear(x, *weight, bias)
         return y
 
@@ -148,17 +178,19 @@ class QuasarNvfp4LinearMethod(LinearMethodBase):  # type: ignore[misc]  # vLLM's
         for name, loaded in self._loaded.items():
             for member in members - loaded:
                 raise QuantError(f"{self._describe(name, member)}: expected a tensor, got none", _REMEDY)
-        packed, scales, divisors = (getattr(layer, name).data for name in (PACKED, SCALE, GLOBAL))
+        codes, scales, globals_ = (getattr(layer, name).data for name in self._loaded)
         if scales.to(torch.float16).isnan().any():
-            raise QuantError(f"{self.prefix}.{SCALE}: expected numbers, got NaN, or nothing was loaded", _REMEDY)
+            raise QuantError(
+                f"{self.prefix}.{self._layout.scales}: expected numbers, got NaN, or nothing was loaded", _REMEDY
+            )
         factors = []
         start = 0
         for size in self._member_sizes:
             rows = slice(start, start + size)
             start += size
-            tensors = {PACKED: packed[rows], SCALE: scales[rows], GLOBAL: divisors[rows][:1]}
-            factors.append(read_linear(tensors, self.prefix, self.group_size).row_factor)
-        return NVFP4Tensor(packed, scales, torch.cat(factors), self.group_size)
+            tensors = dict(zip(self._loaded, (codes[rows], scales[rows], globals_[rows][:1]), strict=True))
+            factors.append(read_linear(self._layout, tensors, self.prefix, self.group_size).row_factor)
+        return NVFP4Tensor(codes, scales, torch.cat(factors), self.group_size)
 
     def _loader(
         self, name: str, load: Callable[..., None], dtype: torch.dtype, spread_over: int | None = None
@@ -182,6 +214,25 @@ class QuasarNvfp4LinearMethod(LinearMethodBase):  # type: ignore[misc]  # vLLM's
             self._loaded[name].add(member)
 
         return checked_load
+
+    def _pre_quant_loader(self, own: slice, input_size: int) -> Callable[..., None]:
+        """Loads this rank's part of `pre_quant_scale` [input_size]; members of a fused layer share their input, and so
+        must share it.
+        """
+
+        def load(param: Parameter, loaded: torch.Tensor, *member: Any) -> None:
+            where = self._describe(PRE_QUANT_SCALE, member)
+            if tuple(loaded.shape) != (input_size,) or not loaded.isfinite().all():
+                raise QuantError(f"{where}: expected {input_size} numbers, got {list(loaded.shape)}", _REMEDY)
+            scale = loaded[own].to(param.dtype)
+            if not param.isnan().all() and not torch.equal(param, scale):
+                raise QuantError(
+                    f"{where}: expected the values of the members loaded before, got others",
+                    "Export the model again with ModelOpt, which makes them equal in fused layers",
+                )
+            param.data.copy_(scale)
+
+        return load
 
     def _describe(self, name: str, member: tuple[Any, ...]) -> str:
         return f"{self.prefix}.{name}" + (f", member {member[0]!r}" if member else "")

@@ -26,6 +26,12 @@ def _dequantize(
     return row_factor.new_empty((row_factor.shape[0], scales.shape[1] * group_size), dtype=dtype)
 
 
+def devices() -> list[str]:
+    """The kinds of device that the kernels were built for, as torch names them."""
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    return [kind for kind in ("cpu", "cuda") if has("voltserve::nvfp4_linear", kind.upper())]
+
+
 def cpu_instruction_sets() -> list[str]:
     """Those that the kernels have code for and this CPU has, fastest first; the first is used."""
     return torch.ops.voltserve._cpu_isas().split()

@@ -1,9 +1,6 @@
 from __future__ import annotations
 
 import re
-import sys
-import types
-from typing import Any
 
 import pytest
 import torch
@@ -109,12 +106,16 @@ def test_the_output_agrees_with_float64(as_rank: AsRank) -> None:
     torch.testing.assert_close(layer.quant_method.apply(layer, x, bias).double(), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_packed_parameters_are_freed_after_loading(as_rank: AsRank) -> None:
+@pytest.mark.parametrize(("kernel_devices", "left"), [(["cpu"], {"packed", "scales", "row_factor"}), ([], {"weight"})])
+def test_only_what_the_route_computes_with_stays_after_loading(
+    as_rank: AsRank, monkeypatch: pytest.MonkeyPatch, kernel_devices: list[str], left: set[str]
+) -> None:
     as_rank(0, 1)
+    monkeypatch.setattr(linear, "kernel_devices", lambda: kernel_devices)
     layer = make("ColumnParallelLinear", 32, 8)
     load(layer, member(8, 32, 5.0))
     layer.quant_method.process_weights_after_loading(layer)
-    assert {name for name, _ in layer.named_parameters()} == {"weight"}
+    assert {name for name, _ in layer.named_parameters()} == left
 
 
 def test_activation_scales_of_w4a4_checkpoints_are_accepted_and_dropped(as_rank: AsRank) -> None:
@@ -204,33 +205,31 @@ def test_a_tp_size_that_splits_a_group_names_the_sizes_that_work(as_rank: AsRank
         make("RowParallelLinear", 48, 8)
 
 
-def test_the_route_is_a_function_of_what_is_installed() -> None:
-    assert choose_route(True, torch.float16).name == "kernels"
-    dense = choose_route(False, torch.float16)
-    assert (dense.name, dense.reason) == (
-        "dense",
-        "voltserve_kernels is not installed: weights are dequantized once, to float16, at load",
-    )
+@pytest.mark.parametrize(
+    ("kernel_devices", "name", "reason"),
+    [
+        (
+            ["cpu"],
+            "dense",
+            "voltserve_kernels was built without code for cuda: weights are dequantized once, to float16",
+        ),
+        ([], "dense", "voltserve_kernels is not installed: weights are dequantized once, to float16, at load"),
+        (["cpu", "cuda"], "kernels", "voltserve_kernels has code for cuda: weights stay in 4 bits"),
+    ],
+)
+def test_the_route_is_a_function_of_what_is_installed(kernel_devices: list[str], name: str, reason: str) -> None:
+    route = choose_route(kernel_devices, "cuda", torch.float16)
+    assert route.name == name
+    assert route.reason.startswith(reason)
 
 
-def test_with_kernels_installed_the_packed_weights_reach_the_op(
-    as_rank: AsRank, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("group_size", [16, 32])
+def test_without_kernels_the_layer_is_as_exact(
+    as_rank: AsRank, monkeypatch: pytest.MonkeyPatch, group_size: int
 ) -> None:
     as_rank(0, 1)
-    calls: list[tuple[Any, ...]] = []
-    module = types.ModuleType("voltserve_kernels")
-    module.__spec__ = types.SimpleNamespace(name="voltserve_kernels")  # type: ignore[assignment]
-    monkeypatch.setitem(sys.modules, "voltserve_kernels", module)
-    op = types.SimpleNamespace(nvfp4_linear=lambda *arguments: calls.append(arguments))
-    monkeypatch.setattr(linear.torch.ops, "voltserve", op, raising=False)
-    whole = member(8, 64, 5.0, group_size=32)
-    layer = make("ColumnParallelLinear", 64, 8, quant=config(32))
+    monkeypatch.setattr(linear, "kernel_devices", list)
+    whole = member(24, 64, 700.0, group_size)
+    layer = make("ColumnParallelLinear", 64, 24, quant=config(group_size))
     load(layer, whole)
-    layer.quant_method.process_weights_after_loading(layer)
-    x, bias = torch.randn(3, 64), torch.randn(8)
-    layer.quant_method.apply(layer, x, bias)
-    ((got_x, codes, scales, factor, group_size, got_bias),) = calls
-    assert torch.equal(codes, whole.tensors[PACKED])
-    assert torch.equal(scales.view(torch.uint8), whole.tensors[SCALE].view(torch.uint8))
-    assert torch.equal(factor, torch.full((8,), 0.2))
-    assert (got_x is x, got_bias is bias, group_size) == (True, True, 32)
+    assert torch.equal(finished_weight(layer), whole.weight.float())
