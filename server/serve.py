@@ -17,10 +17,13 @@ import uvicorn
 from server import logs, preflight
 from server.config import Config
 from server.decisions import Decision
+from server.diagnosis.catalogue import UNKNOWN_EXIT_CODE
 from server.errors import PreflightError
 from server.gateway import Gateway
+from server.gateway.limits import Admission
+from server.gateway.pool import Pool, Upstream
 from server.render import ENGINE_MODULE, engine_socket, overridden, render_launch
-from server.supervisor import Supervisor
+from server.supervisor import State, Status, Supervisor
 from server.supervisor.probe import engine_client
 from server.terminal import Reporter, printable_url, reporter
 
@@ -32,7 +35,7 @@ log = structlog.get_logger("voltserve.serve")
 
 
 def serve(config: Config, module: str = ENGINE_MODULE) -> int:
-    """Serves until SIGTERM or SIGINT. Returns the exit code: 0 after an orderly end.
+    """Serves until SIGTERM or SIGINT. Returns the exit code: 0 after an orderly end, if the engine was not down then.
 
     Args:
         config: the merged configuration.
@@ -63,7 +66,10 @@ async def _run(
     log.info("engine command", command=str(launch))
     async with engine_client(str(engine_socket(runtime))) as client:
         supervisor = Supervisor(config, launch, runtime, client, decisions)
-        gateway = Gateway(config, client, lambda: supervisor.status)
+        admission = Admission(config.max_in_flight, config.queue_size, config.queue_timeout)
+        name, *_ = models = config.served_model_name
+        upstream = Upstream(name, models, client, lambda: supervisor.status, admission)
+        gateway = Gateway(config, Pool([upstream]))
         supervisor.subscribe(gateway.metrics.observe)
         supervisor.subscribe(show.show)
         http = _HTTPServer(
@@ -82,6 +88,7 @@ async def _run(
         running = asyncio.create_task(supervisor.run())
         try:
             await _first(serving, running, signals.first.wait())
+            code = _exit_code(supervisor.status)
             supervisor.drain(f"{signals.name} came" if signals.name else "the gateway ended")
             log.info("draining", in_flight=gateway.in_flight.count, seconds=config.drain_timeout)
             await _first(gateway.in_flight.wait_for_none(), signals.second.wait(), limit=config.drain_timeout)
@@ -95,7 +102,14 @@ async def _run(
         running.result()
         serving.result()
     log.info("stopped")
-    return signals.exit_code
+    return signals.exit_code or code
+
+
+def _exit_code(last: Status) -> int:
+    """0 unless the engine had failed and not come back when the end came: then that of its diagnosis."""
+    if last.last_exit is None or last.state in {State.READY, State.DEGRADED}:
+        return 0
+    return last.diagnosis.exit_code if last.diagnosis else UNKNOWN_EXIT_CODE
 
 
 class _HTTPServer(uvicorn.Server):

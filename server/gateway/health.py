@@ -2,7 +2,6 @@
 
 import importlib.metadata
 import time
-from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -12,6 +11,7 @@ from starlette.responses import JSONResponse, Response
 
 from server.config import Config
 from server.gateway.metrics import CONTENT_TYPE, Metrics
+from server.gateway.pool import Pool, Upstream
 from server.supervisor import State, Status
 
 ENGINE_METRICS_LIMIT = 5.0  # seconds; a scrape must not wait for a hung engine
@@ -32,6 +32,7 @@ def report(config: Config, status: Status, began: float) -> dict[str, Any]:
         "restarts": status.restarts,
         "restart_in": None if status.retry_at is None else max(0.0, round(status.retry_at - time.monotonic(), 1)),
         "last_exit": status.last_exit,
+        "diagnosis": None if status.diagnosis is None else status.diagnosis.as_dict(),
         "decisions": [asdict(decision) for decision in status.decisions],
         "uptime": round(time.monotonic() - began, 1),
     }
@@ -46,8 +47,8 @@ def versions(config: Config) -> dict[str, Any]:
     }
 
 
-def router(config: Config, status: Callable[[], Status], client: httpx.AsyncClient, metrics: Metrics) -> APIRouter:
-    """The routes, over the given configuration, status and engine."""
+def router(config: Config, pool: Pool, metrics: Metrics) -> APIRouter:
+    """The routes, over the given configuration and engines."""
     routes = APIRouter()
     began = time.monotonic()
 
@@ -55,7 +56,7 @@ def router(config: Config, status: Callable[[], Status], client: httpx.AsyncClie
     @routes.api_route("/health/ready", methods=["GET", "HEAD"])
     async def health() -> JSONResponse:
         """200 only while the engine is ready."""
-        now = status()
+        now = pool.upstreams[0].status()
         return JSONResponse(report(config, now, began), 200 if now.state is State.READY else 503)
 
     @routes.api_route("/health/live", methods=["GET", "HEAD"])
@@ -71,11 +72,16 @@ def router(config: Config, status: Callable[[], Status], client: httpx.AsyncClie
     @routes.api_route("/metrics", methods=["GET", "HEAD"])
     async def scrape() -> Response:
         """Ours, and the engine's while it answers."""
-        try:
-            answer = await client.get("/metrics", headers={"accept": CONTENT_TYPE}, timeout=ENGINE_METRICS_LIMIT)
-            engine_text = answer.text if answer.is_success else ""
-        except httpx.HTTPError:
-            engine_text = ""
+        engine_text = await engine_metrics(pool.upstreams[0])
         return Response(metrics.render(engine_text), headers={"content-type": CONTENT_TYPE})
 
     return routes
+
+
+async def engine_metrics(upstream: Upstream) -> str:
+    """What an engine says of itself; nothing while it does not answer."""
+    try:
+        answer = await upstream.client.get("/metrics", headers={"accept": CONTENT_TYPE}, timeout=ENGINE_METRICS_LIMIT)
+    except httpx.HTTPError:
+        return ""
+    return answer.text if answer.is_success else ""

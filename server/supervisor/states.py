@@ -7,6 +7,7 @@ from enum import Enum
 from types import MappingProxyType
 
 from server.decisions import Decision
+from server.diagnosis import Diagnosis
 
 
 class State(str, Enum):
@@ -66,7 +67,10 @@ class Progress:
 
 @dataclass(frozen=True)
 class Status:
-    """A snapshot. Times are `time.monotonic()` seconds; `retry_at` is set while a restart is scheduled."""
+    """A snapshot. Times are `time.monotonic()` seconds; `retry_at` is set while a restart is scheduled.
+
+    `diagnosis` says why the engine last failed, where the catalogue knows; it goes once the engine is ready again.
+    """
 
     state: State
     reason: str
@@ -77,6 +81,7 @@ class Status:
     last_exit: str | None = None
     decisions: tuple[Decision, ...] = ()
     retry_at: float | None = None
+    diagnosis: Diagnosis | None = None
 
     @property
     def start_elapsed(self) -> float:

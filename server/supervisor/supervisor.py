@@ -12,7 +12,9 @@ import structlog
 
 from server.config import Config
 from server.decisions import Decision
+from server.diagnosis import Ending, diagnose
 from server.render import Launch, engine_socket, progress_socket
+from server.supervisor.output import KEPT_LINES, EngineOutput
 from server.supervisor.probe import EngineNotWorkingError, Pulse, heartbeat, prove, wait_until_it_answers
 from server.supervisor.process import EngineProcess, describe_exit
 from server.supervisor.progress import Event, ProgressTracker, receive_progress
@@ -129,7 +131,7 @@ class Supervisor:
             await process.stop(self._config.stop_timeout)
             exit_text = describe_exit(await ended)
             self._process = None
-            self._finish(exit_text, process.output.errors())
+            self._finish(exit_text, process.output)
 
     @staticmethod
     async def _stop_caring(task: "asyncio.Task[Any]") -> None:
@@ -170,7 +172,7 @@ class Supervisor:
         route = await prove(self._client, self._config.served_model_name[0])
         self._failures = 0
         elapsed = self.status.start_elapsed
-        self._enter(State.READY, f"{route} worked {elapsed:.1f} s after the start", progress=None)
+        self._enter(State.READY, f"{route} worked {elapsed:.1f} s after the start", progress=None, diagnosis=None)
 
     async def _watch(self) -> None:
         silent_since: float | None = None
@@ -210,15 +212,19 @@ class Supervisor:
         self._failures += 1
         self._enter(State.FAILED, reason, progress=None, last_exit=reason)
 
-    def _finish(self, exit_text: str, errors: list[str]) -> None:
-        """Adds what the engine last said, which is known only once its output has ended."""
+    def _finish(self, exit_text: str, output: EngineOutput) -> None:
+        """Adds what the engine last said, which is known only once its output has ended, and what that means."""
         if self.status.state is not State.FAILED:
             self._update(last_exit=exit_text)
             return
-        reason = " | ".join([self.status.reason, *errors])
+        errors = output.errors()
         for line in errors:
             log.error("engine's last words", line=line)
-        self._update(reason=reason, last_exit=reason)
+        found = diagnose(Ending.of(self.status.reason, [*output.errors(KEPT_LINES), *output.lines]))
+        if found is not None:
+            log.error("diagnosis", what=found.title, cause=found.cause, remedy=" ".join(found.remedy), see=found.docs)
+        reason = " | ".join([self.status.reason, *errors])
+        self._update(reason=reason, last_exit=reason, diagnosis=found)
 
     def _on_event(self, event: Event) -> None:
         self._tracker.take(event)

@@ -1,0 +1,153 @@
+"""The error catalogue, `configs/errors.yaml`, and its use: a pure function from an engine's end to a diagnosis."""
+
+import functools
+import re
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from server.errors import ConfigError
+
+CATALOGUE = Path(__file__).parents[2] / "configs" / "errors.yaml"
+DOCS = "docs/troubleshooting.md"
+
+Kind = Literal["configuration", "model", "memory", "gpu", "communication", "environment", "timeout", "engine"]
+
+# The exit code of `voltserve serve` when it ends while the engine is down, named after sysexits.h.
+EXIT_CODES: dict[Kind, int] = {
+    "configuration": 78,  # EX_CONFIG
+    "model": 65,  # EX_DATAERR
+    "memory": 71,  # EX_OSERR
+    "gpu": 74,  # EX_IOERR
+    "communication": 76,  # EX_PROTOCOL
+    "environment": 72,  # EX_OSFILE
+    "timeout": 75,  # EX_TEMPFAIL
+    "engine": 70,  # EX_SOFTWARE
+}
+UNKNOWN_EXIT_CODE = EXIT_CODES["engine"]
+
+# What stands before a line's own text: "(EngineCore pid=7) ERROR 11-29 21:39:27 [core.py:12] ", each part optional.
+_HEAD = re.compile(r"^(?:\([^)]*\) *)*(?:(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) [\d-]+ [\d:]+ \[[^\]]*\] )?")
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Evidence(_Strict):
+    """A `file` below site-packages that words the message with `text`."""
+
+    file: str = Field(min_length=1)
+    text: str = Field(min_length=1)
+
+
+class Entry(_Strict):
+    """One kind of failure; configs/errors.yaml says what each key means."""
+
+    id: str = Field(pattern=r"^[a-z0-9-]+$")
+    title: str = Field(min_length=1)
+    kind: Kind
+    lines: tuple[str, ...] = ()
+    exit: str = ""
+    also: str = ""
+    cause: str = Field(min_length=1)
+    remedy: tuple[str, ...] = Field(min_length=1)
+    evidence: tuple[Evidence, ...] = ()
+
+    @field_validator("lines", "exit", "also")
+    @classmethod
+    def _compiles(cls, patterns: tuple[str, ...] | str) -> tuple[str, ...] | str:
+        for pattern in (patterns,) if isinstance(patterns, str) else patterns:
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise ValueError(f"{pattern!r} is not a pattern: {error}") from error
+        return patterns
+
+    def find(self, ending: "Ending") -> str | None:
+        """The line, or the way of ending, that this entry matches."""
+        if self.also and not any(re.search(self.also, line) for line in ending.lines):
+            return None
+        for line in ending.lines:
+            if any(re.search(pattern, line) for pattern in self.lines):
+                return line
+        return ending.exit if self.exit and re.search(self.exit, ending.exit) else None
+
+
+class Catalogue(_Strict):
+    """The file; of several entries that match the first counts."""
+
+    schema_version: Literal[1] = Field(alias="schema")
+    errors: tuple[Entry, ...]
+
+
+@dataclass(frozen=True)
+class Ending:
+    """What is known of an engine's end: `exit` in the supervisor's words, and its last lines without their heads."""
+
+    exit: str
+    lines: tuple[str, ...]
+
+    @classmethod
+    def of(cls, exit_text: str, lines: Iterable[str]) -> "Ending":
+        """From lines as the engine wrote them."""
+        return cls(exit_text, tuple(_HEAD.sub("", line).strip() for line in lines))
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """The entry that matched, and the `found` text that it matched. `docs`: where it is described."""
+
+    id: str
+    title: str
+    kind: Kind
+    cause: str
+    remedy: tuple[str, ...]
+    found: str
+
+    @property
+    def docs(self) -> str:
+        """Where the page has it."""
+        return f"{DOCS}#{self.id}"
+
+    @property
+    def exit_code(self) -> int:
+        """That of the kind."""
+        return EXIT_CODES[self.kind]
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {**asdict(self), "docs": self.docs, "exit_code": self.exit_code}
+
+
+@functools.cache
+def load_catalogue(path: Path = CATALOGUE) -> tuple[Entry, ...]:
+    """The entries in order.
+
+    Raises:
+        ConfigError: not a catalogue, or an id twice; names the file and key.
+    """
+    try:
+        entries = Catalogue.model_validate(yaml.safe_load(path.read_text(encoding="utf-8"))).errors
+    except (yaml.YAMLError, ValidationError) as error:
+        raise ConfigError(f"{path}: {error}") from error
+    ids = [entry.id for entry in entries]
+    if twice := sorted({name for name in ids if ids.count(name) > 1}):
+        raise ConfigError(f"{path}: id {twice[0]} stands twice")
+    for entry in entries:
+        if not entry.lines and not entry.exit:
+            raise ConfigError(f"{path}: {entry.id}: expected lines or exit, got neither")
+    return entries
+
+
+def diagnose(ending: Ending, entries: tuple[Entry, ...] | None = None) -> Diagnosis | None:
+    """The first entry that matches, or None: then the log has to speak for itself."""
+    for entry in load_catalogue() if entries is None else entries:
+        found = entry.find(ending)
+        if found is not None:
+            return Diagnosis(entry.id, entry.title, entry.kind, entry.cause, entry.remedy, found)
+    return None

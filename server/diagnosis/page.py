@@ -1,0 +1,43 @@
+"""docs/troubleshooting.md, made from the catalogue. `python -m server.diagnosis.page` writes it again."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from server.diagnosis.catalogue import DOCS, EXIT_CODES, Entry, load_catalogue
+
+PAGE = Path(__file__).parents[2] / DOCS
+
+_HEAD = """\
+# Troubleshooting
+
+When the engine ends, voltserve compares its last lines and the way it ended with a catalogue of known failures, and
+says which it is: in the log, in `/health` under `diagnosis`, and in the exit code of `voltserve serve` if that ends
+while the engine is down. `voltserve doctor` finds many of these causes before a start, `voltserve plan DIR` those that
+are a matter of memory. The first entry below that matches is the diagnosis.
+
+This page is made from `configs/errors.yaml` by `python -m server.diagnosis.page`; change that file, not this one.
+
+| exit code | kind |
+|---|---|
+"""
+
+
+def render(entries: Sequence[Entry]) -> str:
+    """The page's text."""
+    codes = "".join(f"| {code} | {kind} |\n" for kind, code in sorted(EXIT_CODES.items(), key=lambda item: item[1]))
+    return _HEAD + codes + "".join(_section(entry) for entry in entries)
+
+
+def _section(entry: Entry) -> str:
+    lines = [f'\n## <a id="{entry.id}"></a>{entry.id}: {entry.title}\n']
+    seen = [f"- a line with `{pattern}`" for pattern in entry.lines]
+    if entry.exit:
+        seen.append(f"- an engine that ended so: `{entry.exit}`")
+    if entry.also:
+        seen.append(f"- and besides, a line with `{entry.also}`")
+    lines += ["Seen as:\n", *seen, f"\nCause: {entry.cause}\n", "Remedy:\n", *(f"- {step}" for step in entry.remedy)]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(render(load_catalogue()), encoding="utf-8")
