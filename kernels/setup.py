@@ -22,12 +22,12 @@ FLAGS += ["-DTORCH_TARGET_VERSION=0x020a000000000000"]
 SOURCES: dict[str, list[str]] = {
     "bindings.cpp": [],
     "cpu/nvfp4_pack.cpp": [],
-    "cpu/nvfp4_portable.cpp": ["-O2"],
+    "cpu/portable.cpp": ["-O2"],
 }
 if platform.machine() == "x86_64":
-    SOURCES["cpu/nvfp4_avx2.cpp"] = ["-mavx2", "-mfma", "-mf16c"]
+    SOURCES["cpu/avx2.cpp"] = ["-mavx2", "-mfma", "-mf16c"]
     # g++ 12 takes its own headers' deliberately undefined registers for a mistake (GCC bug 105593).
-    SOURCES["cpu/nvfp4_avx512.cpp"] = ["-mavx512f", "-mavx512bw", "-Wno-maybe-uninitialized", "-Wno-uninitialized"]
+    SOURCES["cpu/avx512.cpp"] = ["-mavx512f", "-mavx512bw", "-Wno-maybe-uninitialized", "-Wno-uninitialized"]
 
 
 class BuildOps(build_ext):

@@ -7,6 +7,15 @@
 
 namespace voltserve::cpu {
 
+// A 16-bit matrix [N, K], row-major; K a multiple of kLinear16Columns.
+struct Linear16 {
+  const uint16_t* weight;
+  bool bfloat16;  // else float16
+  int64_t rows;
+  int64_t columns;
+};
+constexpr int kLinear16Columns = 16;
+
 struct Kernels {
   const char* isa;
   bool (*supported)();  // on the machine that runs this
@@ -17,6 +26,13 @@ struct Kernels {
 
   // Tiles tile_begin..tile_end of W [N, K], float32, row-major.
   void (*dequantize)(const Nvfp4Matrix& w, float* out, int64_t tile_begin, int64_t tile_end);
+
+  // Columns row_begin..row_end of y [m, N] = x [m, K] Wᵀ, float32.
+  void (*linear16)(const Linear16& w, const float* x, int64_t m, float* y, int64_t row_begin, int64_t row_end);
+
+  // See layers.inl.
+  void (*rms_norm)(const float* x, float* residual, const float* weight, float eps, float* y, int64_t m, int64_t n);
+  void (*silu_and_mul)(const float* x, float* y, int64_t m, int64_t n);
 };
 
 extern const Kernels kAvx512;

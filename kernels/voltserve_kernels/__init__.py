@@ -34,4 +34,4 @@ def devices() -> list[str]:
 
 def cpu_instruction_sets() -> list[str]:
     """Those that the kernels have code for and this CPU has, fastest first; the first is used."""
-    return torch.ops.voltserve._cpu_isas().split()
+    return torch.ops.voltserve._cpu_instruction_sets().split()

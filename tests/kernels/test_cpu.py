@@ -1,4 +1,4 @@
-"""torch.ops.voltserve on the CPU, every instruction set this machine has, against NVFP4Tensor in float64."""
+"""NVFP4 ops on the CPU, with every instruction set that this machine has, against NVFP4Tensor in float64."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-import voltserve_kernels
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from quant.tensor import NVFP4Tensor
 
 OPS = torch.ops.voltserve
-ISAS = voltserve_kernels.cpu_instruction_sets()
 
 
 def matrix(rows: int, columns: int, group_size: int = 16, seed: int = 0) -> NVFP4Tensor:
@@ -40,7 +38,6 @@ def worst_error(y: torch.Tensor, x: torch.Tensor, w: NVFP4Tensor, bias: torch.Te
     return error.max().item() if error.numel() else 0.0
 
 
-@pytest.mark.parametrize("isa", ISAS)
 @given(
     rows=st.integers(1, 70),
     groups=st.integers(1, 9),
@@ -49,31 +46,30 @@ def worst_error(y: torch.Tensor, x: torch.Tensor, w: NVFP4Tensor, bias: torch.Te
     seed=st.integers(0, 2**31),
     with_bias=st.booleans(),
 )
-@settings(max_examples=40, deadline=None)
+# The fixture holds throughout, so examples may share it.
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_shape_is_exact_to_float32(
-    isa: str, rows: int, groups: int, group_size: int, m: int, seed: int, with_bias: bool
+    instruction_set: str, rows: int, groups: int, group_size: int, m: int, seed: int, with_bias: bool
 ) -> None:
     w = matrix(rows, groups * group_size, group_size, seed)
     random = torch.Generator().manual_seed(seed)
     x = torch.randn(m, groups * group_size, generator=random)
     bias = torch.randn(rows, generator=random) if with_bias else None
-    y = OPS._nvfp4_linear_on(x, *packed(w), bias, isa)
+    y = OPS.nvfp4_linear(x, *packed(w), bias)
     assert y.shape == (m, rows)
     assert worst_error(y, x, w, bias) < 1e-6
 
 
-@pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize(("m", "rows", "columns"), [(1, 4096, 4096), (8, 576, 1536), (65, 960, 576), (4096, 48, 64)])
-def test_sizes_of_real_layers_are_within_the_contract(isa: str, m: int, rows: int, columns: int) -> None:
-    if isa == "portable":
+def test_sizes_of_real_layers_are_within_the_contract(instruction_set: str, m: int, rows: int, columns: int) -> None:
+    if instruction_set == "portable":
         m = min(m, 65)
     w = matrix(rows, columns)
     x = torch.randn(m, columns, generator=torch.Generator().manual_seed(1))
-    assert worst_error(OPS._nvfp4_linear_on(x, *packed(w), None, isa), x, w) < 1e-6
+    assert worst_error(OPS.nvfp4_linear(x, *packed(w)), x, w) < 1e-6
 
 
-@pytest.mark.parametrize("isa", ISAS)
-def test_a_spike_in_the_activations_does_not_swallow_its_neighbours(isa: str) -> None:
+def test_a_spike_in_the_activations_does_not_swallow_its_neighbours(instruction_set: str) -> None:
     """Weights of 0 under the spike: what is left must be as exact as without it."""
     w = matrix(32, 64)
     codes = w.codes.clone()
@@ -81,28 +77,28 @@ def test_a_spike_in_the_activations_does_not_swallow_its_neighbours(isa: str) ->
     w = NVFP4Tensor(codes, w.block_scales, w.row_factor, 16)
     x = torch.randn(3, 64, generator=torch.Generator().manual_seed(2))
     x[:, 10] = 1e4
-    assert worst_error(OPS._nvfp4_linear_on(x, *packed(w), None, isa), x, w) < 1e-6
+    assert worst_error(OPS.nvfp4_linear(x, *packed(w)), x, w) < 1e-6
 
 
-@pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("group_size", [16, 32])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_dequantizing_gives_the_reference_bit_for_bit(isa: str, group_size: int, dtype: torch.dtype) -> None:
+def test_dequantizing_gives_the_reference_bit_for_bit(
+    instruction_set: str, group_size: int, dtype: torch.dtype
+) -> None:
     w = matrix(33, 160, group_size)
-    got = OPS._nvfp4_dequantize_on(*packed(w), dtype, isa)
+    got = OPS.nvfp4_dequantize(*packed(w), dtype)
     assert got.dtype == dtype
     assert torch.equal(got, w.dequantize(dtype))
 
 
-@pytest.mark.parametrize("isa", ISAS)
-def test_every_code_times_every_scale_sign_included(isa: str) -> None:
+def test_every_code_times_every_scale_sign_included(instruction_set: str) -> None:
     """16 codes in a group, one scale byte a row: all 254 bytes that are numbers."""
     scales = torch.tensor([byte for byte in range(256) if byte & 0x7F != 0x7F], dtype=torch.uint8)
     codes = torch.arange(0, 16, 2, dtype=torch.uint8) | torch.arange(1, 17, 2, dtype=torch.uint8) << 4
     w = NVFP4Tensor(
         codes.repeat(len(scales), 1), scales.view(torch.float8_e4m3fn)[:, None], torch.ones(len(scales)), 16
     )
-    assert torch.equal(OPS._nvfp4_dequantize_on(*packed(w), torch.float32, isa), w.dequantize())
+    assert torch.equal(OPS.nvfp4_dequantize(*packed(w), torch.float32), w.dequantize())
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -185,11 +181,6 @@ def test_a_bad_argument_is_named(argument: str, value: object, message: str) -> 
     }
     with pytest.raises(RuntimeError, match=message):
         OPS.nvfp4_linear(**{**arguments, argument: value})
-
-
-def test_an_unknown_instruction_set_is_refused() -> None:
-    with pytest.raises(RuntimeError, match="isa: expected avx512, avx2, portable or nothing for the best, got sse9"):
-        OPS._nvfp4_linear_on(torch.ones(1, 32), *packed(matrix(24, 32)), None, "sse9")
 
 
 def test_packing_names_what_does_not_fit() -> None:

@@ -2,6 +2,7 @@
 #include <immintrin.h>
 
 #include "e2m1_bfloat16.h"
+#include "exp.h"
 
 namespace voltserve::cpu {
 namespace {
@@ -12,10 +13,27 @@ struct Vector {
   using F = __m512;
   static F zero() { return _mm512_setzero_ps(); }
   static void store(float* to, F a) { _mm512_storeu_ps(to, a); }
+  static F load(const float* from) { return _mm512_loadu_ps(from); }
+  static F load16(const uint16_t* from, bool bfloat16) {
+    const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+    if (bfloat16) return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
+    return _mm512_cvtph_ps(bits);
+  }
+  static F set(float a) { return _mm512_set1_ps(a); }
   static F broadcast(const float& a) { return _mm512_set1_ps(a); }
   static F add(F a, F b) { return _mm512_add_ps(a, b); }
+  static F sub(F a, F b) { return _mm512_sub_ps(a, b); }
+  static F div(F a, F b) { return _mm512_div_ps(a, b); }
   static F mul(F a, F b) { return _mm512_mul_ps(a, b); }
   static F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
+
+  static F clamp(F a, float low, float high) { return _mm512_max_ps(_mm512_min_ps(a, set(high)), set(low)); }
+  static F round(F a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+  static F power_of_two(F n) {  // for whole n
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127)), 23));
+  }
+  static F exp(F a) { return exp_of<Vector>(a); }
+  static float sum(F a) { return _mm512_reduce_add_ps(a); }
 
   // 16 E4M3 bytes: the seven bits below the sign, moved up by 7, are a float16 that is 2^-8 times the value.
   static F scales(const uint8_t* bytes) {
@@ -50,11 +68,13 @@ struct Vector {
 }  // namespace voltserve::cpu
 
 #include "nvfp4_linear.inl"
+//
+#include "layers.inl"
 
 namespace voltserve::cpu {
 
 const Kernels kAvx512 = {"avx512",
                          [] { return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw"); },
-                         linear, dequantize};
+                         linear, dequantize, linear16, rms_norm, silu_and_mul};
 
 }  // namespace voltserve::cpu

@@ -2,6 +2,7 @@
 #include <immintrin.h>
 
 #include "e2m1_bfloat16.h"
+#include "exp.h"
 
 namespace voltserve::cpu {
 namespace {
@@ -12,10 +13,31 @@ struct Vector {
   using F = __m256;
   static F zero() { return _mm256_setzero_ps(); }
   static void store(float* to, F a) { _mm256_storeu_ps(to, a); }
+  static F load(const float* from) { return _mm256_loadu_ps(from); }
+  static F load16(const uint16_t* from, bool bfloat16) {
+    const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+    if (bfloat16) return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
+    return _mm256_cvtph_ps(bits);
+  }
+  static F set(float a) { return _mm256_set1_ps(a); }
   static F broadcast(const float& a) { return _mm256_broadcast_ss(&a); }
   static F add(F a, F b) { return _mm256_add_ps(a, b); }
+  static F sub(F a, F b) { return _mm256_sub_ps(a, b); }
+  static F div(F a, F b) { return _mm256_div_ps(a, b); }
   static F mul(F a, F b) { return _mm256_mul_ps(a, b); }
   static F fma(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
+
+  static F clamp(F a, float low, float high) { return _mm256_max_ps(_mm256_min_ps(a, set(high)), set(low)); }
+  static F round(F a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+  static F power_of_two(F n) {  // for whole n
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23));
+  }
+  static F exp(F a) { return exp_of<Vector>(a); }
+  static float sum(F a) {
+    __m128 four = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    four = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(four, _mm_movehdup_ps(four)));
+  }
 
   // 8 E4M3 bytes: the seven bits below the sign, moved up by 7, are a float16 that is 2^-8 times the value.
   static F scales(const uint8_t* bytes) {
@@ -49,12 +71,14 @@ struct Vector {
 }  // namespace voltserve::cpu
 
 #include "nvfp4_linear.inl"
+//
+#include "layers.inl"
 
 namespace voltserve::cpu {
 
 const Kernels kAvx2 = {
     "avx2",
     [] { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"); },
-    linear, dequantize};
+    linear, dequantize, linear16, rms_norm, silu_and_mul};
 
 }  // namespace voltserve::cpu
