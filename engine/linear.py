@@ -75,6 +75,7 @@ class QuasarNvfp4LinearMethod(LinearMethodBase):  # type: ignore[misc]  # vLLM's
         self._loaded: dict[str, set[tuple[Any, ...]]] = {
             name: set() for name in (layout.codes, layout.scales, layout.global_scale)
         }
+        self._pre_quant_members: set[tuple[Any, ...]] = set()
         self._dense = UnquantizedLinearMethod()
         self._route = choose_route(kernel_devices(), current_platform.device_type, torch.get_default_dtype())
 
@@ -136,7 +137,8 @@ class QuasarNvfp4LinearMethod(LinearMethodBase):  # type: ignore[misc]  # vLLM's
         layer.register_parameter(self._layout.input_scale, unused)
         if self._scheme.pre_quant_scale:
             scale = Parameter(torch.full((columns,), torch.nan, dtype=params_dtype), requires_grad=False)
-            start = layer.tp_rank * columns if input_size != columns else 0
+            rank: Any = layer.tp_rank
+            start = rank * columns if input_size != columns else 0
             scale.weight_loader = self._pre_quant_loader(slice(start, start + columns), input_size)  # type: ignore[attr-defined]
             layer.register_parameter(PRE_QUANT_SCALE, scale)
 
@@ -149,9 +151,9 @@ class QuasarNvfp4LinearMethod(LinearMethodBase):  # type: ignore[misc]  # vLLM's
         tensor = self._read(layer)
         for name in (*self._loaded, self._layout.input_scale):
             delattr(layer, name)
-        # Exports fold most of these into norms and neighbouring weights: a layer without one multiplies by 1.
-        if self._scheme.pre_quant_scale and layer.pre_quant_scale.isnan().all():
-            layer.pre_quant_scale = None
+        if self._scheme.pre_quant_scale and not self._pre_quant_members:
+            # Exports fold most of these into norms and neighbouring weights.
+            layer.register_parameter(PRE_QUANT_SCALE, None)
         self._tell_route()
         if self._route.name == "dense":
             layer.weight = Parameter(tensor.dequantize(self._dtype), requires_grad=False)
@@ -164,8 +166,8 @@ class QuasarNvfp4LinearMethod(LinearMethodBase):  # type: ignore[misc]  # vLLM's
 
     def apply(self, layer: Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """x [..., K] to [..., N] in x's dtype."""
-        if self._scheme.pre_quant_scale and layer.pre_quant_scale is not None:
-            x = x * layer.pre_quant_scale
+        if (scale := getattr(layer, PRE_QUANT_SCALE, None)) is not None:
+            x = x * scale
         if self._route.name == "dense":
             y: torch.Tensor = self._dense.apply(layer, x, bias)
         else:
@@ -175,7 +177,8 @@ class QuasarNvfp4LinearMethod(LinearMethodBase):  # type: ignore[misc]  # vLLM's
 
     def _read(self, layer: Module) -> NVFP4Tensor:
         members = set().union(*self._loaded.values())
-        for name, loaded in self._loaded.items():
+        shared = {PRE_QUANT_SCALE: self._pre_quant_members} if self._pre_quant_members else {}
+        for name, loaded in (self._loaded | shared).items():
             for member in members - loaded:
                 raise QuantError(f"{self._describe(name, member)}: expected a tensor, got none", _REMEDY)
         codes, scales, globals_ = (getattr(layer, name).data for name in self._loaded)
@@ -225,12 +228,13 @@ class QuasarNvfp4LinearMethod(LinearMethodBase):  # type: ignore[misc]  # vLLM's
             if tuple(loaded.shape) != (input_size,) or not loaded.isfinite().all():
                 raise QuantError(f"{where}: expected {input_size} numbers, got {list(loaded.shape)}", _REMEDY)
             scale = loaded[own].to(param.dtype)
-            if not param.isnan().all() and not torch.equal(param, scale):
+            if self._pre_quant_members and not torch.equal(param, scale):
                 raise QuantError(
                     f"{where}: expected the values of the members loaded before, got others",
                     "Export the model again with ModelOpt, which makes them equal in fused layers",
                 )
             param.data.copy_(scale)
+            self._pre_quant_members.add(member)
 
         return load
 

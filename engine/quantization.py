@@ -1,11 +1,11 @@
 """`quasarnvfp4`: which layers of a checkpoint are NVFP4.
 
-Two kinds of checkpoint lead here: compressed-tensors' `nvfp4-pack-quantized` (described in config.json; it is routed
-here with `--quantization compressed-tensors` or none, too), and a directory described by `quantize_config.json` alone.
-Other compressed-tensors checkpoints stay with vLLM's own handling.
+All NVFP4 checkpoints lead here: those of the formats in quant/formats/detect.py, whatever name `--quantization` gives
+(or none), and a directory described by `quantize_config.json` alone. Others stay with vLLM's own handling.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,65 +19,71 @@ from vllm.model_executor.models.utils import WeightsMapper
 from engine import progress
 from engine.linear import QuasarNvfp4LinearMethod
 from quant.errors import QuantError
-from quant.formats import compressed_tensors, quantize_config
-from quant.safetensors_file import open_checkpoint
+from quant.formats import auto_round, compressed_tensors, modelopt, quantize_config
+from quant.formats.detect import is_nvfp4, read_scheme
+from quant.formats.scheme import Scheme
+from quant.verify.files import read_shards, tensors_of
+from quant.verify.layers import sort_modules
 
 NAME = quantize_config.FORMAT
-
-
-def is_nvfp4(config: Mapping[str, Any]) -> bool:
-    """Whether a `quantization_config` is compressed-tensors' and all the weights it quantizes are NVFP4."""
-    groups = (config.get("config_groups") or {}).values()
-    formats = {config.get("format"), *(group.get("format") or config.get("format") for group in groups)}
-    return config.get("quant_method") == compressed_tensors.QUANT_METHOD and formats == {compressed_tensors.FORMAT}
+# Values of `--quantization` with which an NVFP4 checkpoint comes here.
+NAMES = (NAME, compressed_tensors.QUANT_METHOD, auto_round.QUANT_METHOD, *modelopt.QUANT_METHODS)
 
 
 class QuasarNvfp4Config(QuantizationConfig):  # type: ignore[misc]  # vLLM's classes are untyped
     """What vLLM asks about a checkpoint's quantization."""
 
-    def __init__(self, config: compressed_tensors.Config | None = None) -> None:
+    def __init__(self, config: Scheme | None = None) -> None:
         super().__init__()
         self.config = config
 
     @classmethod
     def override_quantization_method(cls, hf_quant_cfg: Mapping[str, Any], user_quant: str | None) -> str | None:
-        """Claims NVFP4 checkpoints, whether the user named our method, compressed-tensors or none."""
-        wanted = user_quant in (None, NAME, compressed_tensors.QUANT_METHOD)
-        return NAME if wanted and is_nvfp4(hf_quant_cfg) else None
+        """Claims NVFP4 checkpoints, whether the user named our method, their format's or none."""
+        return NAME if user_quant in (None, *NAMES) and is_nvfp4(hf_quant_cfg) else None
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "QuasarNvfp4Config":
-        """Reads the `quantization_config` of config.json. Raises QuantError naming the key, expected and got."""
-        read = compressed_tensors.read_config(config, "config.json: quantization_config")
+        """Reads the `quantization_config` of config.json, into which vLLM puts hf_quant_config.json where that alone is
+        there. Raises QuantError naming the key, expected and got.
+        """
+        read = read_scheme(config, "config.json: quantization_config")
         if read.w4a4:
             reason = "the checkpoint asks for 4-bit activations (W4A4), which only Blackwell computes with"
             progress.decision("activations", "16 bits or more (W4A16)", reason)
         return cls(read)
 
     def maybe_update_config(self, model_name: str) -> None:
-        """Reads quantize_config.json in the model's directory: needed where config.json describes no quantization,
-        otherwise checked against config.json where it exists.
+        """Completes the config from the model's directory.
 
-        Raises QuantError where it is missing, malformed, or disagrees with config.json.
+        quantize_config.json is needed where config.json describes no quantization, otherwise checked against it. The
+        tensors themselves decide what is quantized, except in compressed-tensors models, whose config says it exactly:
+        ModelOpt and AutoRound match names loosely or not at all.
+
+        Raises QuantError where that file is missing, malformed, or disagrees with config.json, and where the weights of
+        a module are neither NVFP4 nor 16-bit.
         """
         directory = Path(model_name)
         path = directory / quantize_config.FILE_NAME
         if self.config is None:
             block_size = quantize_config.read(directory).block_size
-            self.config = compressed_tensors.Config(block_size, _unquantized_modules(directory))
+            self.config = compressed_tensors.scheme(block_size, _unquantized_modules(directory), str(path))
         elif path.is_file() and (got := quantize_config.read(directory).block_size) != self.config.group_size:
             raise QuantError(
                 f"{path}: block_size: expected {self.config.group_size} as in config.json, got {got}",
                 "Restore both files from the model's source",
             )
+        elif directory.is_dir() and self.config.format != compressed_tensors.QUANT_METHOD:
+            ignore = (self.config.ignore or ()) + _unquantized_modules(directory)
+            self.config = replace(self.config, ignore=ignore)
 
     def apply_vllm_mapper(self, hf_to_vllm_mapper: WeightsMapper) -> None:
         """Turns the checkpoint's names of ignored modules into vLLM's; patterns stay."""
         config = self._read_config()
         ignore: list[str] = []
-        for name in config.ignore:
+        for name in config.ignore or ():
             ignore += [name] if name.startswith("re:") else hf_to_vllm_mapper.apply_list([name])
-        self.config = compressed_tensors.Config(config.group_size, tuple(ignore), config.w4a4)
+        self.config = replace(config, ignore=tuple(ignore))
 
     def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> QuantizeMethodBase | None:
         """The method of a layer; None leaves embeddings, lm_head and attention to vLLM's 16-bit defaults.
@@ -89,14 +95,14 @@ class QuasarNvfp4Config(QuantizationConfig):  # type: ignore[misc]  # vLLM's cla
         if not isinstance(layer, (LinearBase, FusedMoE)):
             return None
         config = self._read_config()
-        ignored = should_ignore_layer(prefix, config.ignore, self.packed_modules_mapping)
+        ignored = should_ignore_layer(prefix, config.ignore or (), self.packed_modules_mapping)
         if isinstance(layer, LinearBase):
-            return UnquantizedLinearMethod() if ignored else QuasarNvfp4LinearMethod(prefix, config.group_size)
+            return UnquantizedLinearMethod() if ignored else QuasarNvfp4LinearMethod(prefix, config)
         if ignored:
             return None
         raise NotImplementedError(f"{prefix}: expected linear layers, got NVFP4 experts. Serve a dense NVFP4 model")
 
-    def _read_config(self) -> compressed_tensors.Config:
+    def _read_config(self) -> Scheme:
         if self.config is None:
             raise RuntimeError("maybe_update_config was not called: vLLM is not the version this was written for")
         return self.config
@@ -121,6 +127,14 @@ class QuasarNvfp4Config(QuantizationConfig):  # type: ignore[misc]  # vLLM's cla
 
 
 def _unquantized_modules(directory: Path) -> tuple[str, ...]:
-    """Modules stored with a plain `weight`, which is all that quantize_config.json leaves unsaid."""
-    names = open_checkpoint(directory).tensors
-    return tuple(sorted(name.removesuffix(".weight") for name in names if name.endswith(".weight")))
+    """Modules whose weights are stored in 16 bits. Raises QuantError for weights that are neither that nor NVFP4."""
+    headers, problems = read_shards(directory)
+    if problems:
+        raise QuantError(f"{directory}: {problems[0]}", "See `voltserve verify`")
+    modules, _ = sort_modules(tensors_of(headers))
+    for module, kind in modules.foreign.items():
+        raise QuantError(
+            f"{directory}: {module}: expected NVFP4 or 16-bit weights, got {kind}",
+            "Choose a model whose layers are all one or the other",
+        )
+    return tuple(sorted(modules.plain))

@@ -33,6 +33,11 @@ def field(data: Mapping[str, object], key: str, kind: type[T], source: str, reme
     return value
 
 
+def optional(data: Mapping[str, object], key: str, kind: type[T], source: str, remedy: str) -> T | None:
+    """`field`, or None where the key is missing or null."""
+    return None if data.get(key) is None else field(data, key, kind, source, remedy)
+
+
 def refuse_unknown(data: Mapping[str, object], known: tuple[str, ...], source: str, remedy: str) -> None:
     """Raises QuantError for the first key of `data` that is not `known`."""
     for key in data:

@@ -18,10 +18,12 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
+from quant import safetensors_header
 from quant.errors import QuantError
 from quant.jsonfile import field, read_object, write_object
+from quant.safetensors_header import read_header
 
-INDEX_NAME = "model.safetensors.index.json"
+INDEX_NAME = safetensors_header.INDEX_NAME
 
 DTYPES = {
     "F64": torch.float64,
@@ -125,15 +127,13 @@ def _opened(path: Path) -> Iterator[Any]:
 
 def _read_header(path: Path) -> dict[str, TensorInfo]:
     tensors = {}
-    with _opened(path) as file:
-        for name in file.keys():  # noqa: SIM118 - not a dict
-            view = file.get_slice(name)
-            if view.get_dtype() not in DTYPES:
-                raise QuantError(
-                    f"{path}: {name}: expected one of {', '.join(DTYPES)}, got {view.get_dtype()}",
-                    "This kind of checkpoint is not supported",
-                )
-            tensors[name] = TensorInfo(DTYPES[view.get_dtype()], tuple(view.get_shape()), path.name)
+    for name, entry in read_header(path).entries.items():
+        if entry.dtype not in DTYPES:
+            raise QuantError(
+                f"{path}: {name}: expected one of {', '.join(DTYPES)}, got {entry.dtype}",
+                "This kind of checkpoint is not supported",
+            )
+        tensors[name] = TensorInfo(DTYPES[entry.dtype], entry.shape, path.name)
     return tensors
 
 

@@ -1,11 +1,16 @@
 """Which tensors of a checkpoint are quantized, which stay in 16 bits and why, and which share a global."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from quant.errors import QuantError
-from quant.safetensors_file import TensorInfo
+
+if TYPE_CHECKING:  # verifying imports this module and does without torch
+    from quant.safetensors_file import TensorInfo
 
 # What stays in 16 bits unless asked otherwise, as compressed-tensors writes it: a module's name, or after "re:" a
 # pattern that matches from the name's start. Embeddings and heads are looked up or decide tokens directly, routers pick

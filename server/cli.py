@@ -1,6 +1,7 @@
 """The command line. Commands import what they need when they run, so that `voltserve --help` answers at once."""
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,6 +26,8 @@ app = typer.Typer(
 )
 model_app = typer.Typer(help="Model directories.", no_args_is_help=True)
 app.add_typer(model_app, name="model")
+keys_app = typer.Typer(help="API keys of the gateway (serve --keys-file).", no_args_is_help=True)
+app.add_typer(keys_app, name="keys")
 
 
 class ConfiguredCommand(TyperCommand):
@@ -92,6 +95,25 @@ def plan(
     raise typer.Exit(0 if planned.plan.fits else 2)
 
 
+@app.command()
+def doctor(
+    model: Annotated[Path | None, typer.Option(metavar="DIR", help="Model directory whose disk is measured.")] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on.")] = 8000,
+    start_timeout: Annotated[float, typer.Option(help="Seconds in which the engine must be ready.")] = 900,
+    quick: Annotated[bool, typer.Option(help="Leave out what is tried on the GPUs.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Examine this machine for what stops or slows an engine: GPUs, links, memory, limits, disk."""
+    from server.doctor import as_text, examine
+
+    with _user_errors():
+        findings = examine(model, host, port, start_timeout, quick=quick)
+    report = {"findings": [finding.as_dict() for finding in findings]}
+    print(json.dumps(report, indent=2, ensure_ascii=False) if as_json else as_text(findings))
+    raise typer.Exit(1 if any(finding.level == "error" for finding in findings) else 0)
+
+
 @model_app.command("fetch")
 def model_fetch(
     name: Annotated[str, typer.Argument(help="Name of a known model, such as smollm2.")],
@@ -103,6 +125,52 @@ def model_fetch(
     with _user_errors(), _progress() as on_progress:
         fetch_model(name, directory, on_progress)
     print(f"{name} is in {directory}")
+
+
+KeysFile = Annotated[
+    Path, typer.Option("--file", metavar="FILE", envvar="VOLTSERVE_KEYS_FILE", help="File of keys.", dir_okay=False)
+]
+
+
+@keys_app.command("add")
+def keys_add(
+    name: Annotated[str, typer.Argument(help="Whom the key is for; the log shows this name.")],
+    file: KeysFile,
+    requests_per_minute: Annotated[
+        int | None, typer.Option(min=0, help="Limit of this key, instead of serve's; 0: none.")
+    ] = None,
+    max_concurrent: Annotated[
+        int | None, typer.Option(min=0, help="Requests of this key at once, instead of serve's; 0: no limit.")
+    ] = None,
+) -> None:
+    """Make a key and print it, once: only its digest is kept. A running gateway takes it at once."""
+    from server.keys import add_key
+
+    with _user_errors():
+        print(add_key(file, name, requests_per_minute, max_concurrent))
+
+
+@keys_app.command("list")
+def keys_list(file: KeysFile) -> None:
+    """Show the keys' names, dates and limits."""
+    from server.keys import read_keys
+
+    with _user_errors():
+        keys = read_keys(file)
+    for key in keys:
+        limits = {"requests a minute": key.requests_per_minute, "at once": key.max_concurrent}
+        told = ", ".join(f"{value or 'no limit of'} {what}" for what, value in limits.items() if value is not None)
+        print(f"{key.name}  {key.created:%Y-%m-%d}  {told or 'the limits of serve'}")
+
+
+@keys_app.command("revoke")
+def keys_revoke(name: Annotated[str, typer.Argument(help="Name of the key.")], file: KeysFile) -> None:
+    """Remove a key. A running gateway refuses it at once; requests under way finish."""
+    from server.keys import revoke_key
+
+    with _user_errors():
+        revoke_key(file, name)
+    print(f"{name} is revoked")
 
 
 class ScaleMethod(str, Enum):
@@ -130,10 +198,10 @@ def quantize(
         bool, typer.Option("--compensate", help="Round column by column, later ones making up for errors (GPTQ).")
     ] = False,
     calibration_text: Annotated[
-        Path | None, typer.Option(help="Text for quasar and --compensate. [default: Python's library]")
+        Path | None, typer.Option(help="Text for quasar and --compensate. [default: ships along]")
     ] = None,
     calibration_windows: Annotated[
-        int | None, typer.Option(min=1, help="Windows of 512 tokens to calibrate on. [default: 8]")
+        int | None, typer.Option(min=1, help="Windows of 512 tokens to calibrate on. [default: 16]")
     ] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Picks the windows. [default: 0]")] = None,
     group_size: Annotated[GroupSize, typer.Option(help="Elements that share a scale.")] = GroupSize.SIXTEEN,
@@ -167,6 +235,56 @@ def quantize(
         f"{destination}: {len(report.quantized)} linear layers in NVFP4, {len(report.kept)} tensors kept; "
         f"{report.source_bytes / 1e6:.0f} MB became {report.output_bytes / 1e6:.0f} MB"
     )
+
+
+@app.command(name="eval")
+def evaluate(
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="Model directory, or a server's URL without /v1.")],
+    source: Annotated[Path | None, typer.Option(help="The 16-bit model it was made from, to compare with.")] = None,
+    text: Annotated[
+        Path | None, typer.Option(help="Text to measure on. [default: Python's language reference]")
+    ] = None,
+    tokens: Annotated[int, typer.Option(min=64, help="Tokens of the text.")] = 4096,
+    window: Annotated[int, typer.Option(min=16, help="Tokens of context, half of them overlapping.")] = 512,
+    long_tokens: Annotated[int, typer.Option(min=16, help="Tokens of each long output.")] = 256,
+    only: Annotated[
+        list[str] | None, typer.Option(help="Measure this alone: text, questions or long. Repeatable.")
+    ] = None,
+    w4a4: Annotated[bool, typer.Option("--w4a4", help="Round activations to 4 bits too, as W4A4 engines do.")] = False,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the results here as JSON.")] = None,
+    html_file: Annotated[Path | None, typer.Option("--html", help="Write a page with plots here.")] = None,
+) -> None:
+    """Measure a model: perplexity, KL divergence from its 16-bit source, questions, long outputs."""
+    from quant.calibration_text import evaluation_text
+    from quant.evaluate import report as pages
+    from quant.evaluate.run import PARTS, EvalSettings, evaluate_directory, evaluate_server
+    from quant.evaluate.server import ServerModel
+
+    for part in only or ():
+        if part not in PARTS:
+            raise typer.BadParameter(f"--only: expected one of {', '.join(PARTS)}, got {part}")
+    is_server = target.startswith(("http://", "https://"))
+    if is_server and source is not None:
+        raise typer.BadParameter("--source needs a model directory: a server does not return whole distributions")
+    with _user_errors(), _progress() as on_progress:
+        settings = EvalSettings(
+            evaluation_text(text),
+            tuple(only) if only else PARTS,
+            tokens=tokens,
+            window=window,
+            long_tokens=long_tokens,
+            w4a4=w4a4,
+        )
+        if is_server:
+            server = ServerModel(target.rstrip("/"), os.environ.get("VOLTSERVE_API_KEY", ""))
+            report = evaluate_server(server, settings, on_progress)
+        else:
+            report = evaluate_directory(Path(target), source, settings, on_progress)
+    if json_file is not None:
+        json_file.write_text(json.dumps(report.as_dict(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    if html_file is not None:
+        html_file.write_text(pages.as_html(report), encoding="utf-8")
+    print(pages.as_text(report))
 
 
 @app.command()

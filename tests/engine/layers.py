@@ -9,7 +9,7 @@ import torch
 from vllm.model_executor.layers import linear
 
 from engine.quantization import QuasarNvfp4Config
-from quant.formats.compressed_tensors import GLOBAL, PACKED, SCALE, Config
+from quant.formats.compressed_tensors import GLOBAL, PACKED, SCALE, scheme
 
 E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], dtype=torch.float64)
 
@@ -36,7 +36,7 @@ def member(rows: int, columns: int, divisor: float, group_size: int = 16, seed: 
 
 
 def config(group_size: int = 16, ignore: tuple[str, ...] = ()) -> QuasarNvfp4Config:
-    return QuasarNvfp4Config(Config(group_size, ignore))
+    return QuasarNvfp4Config(scheme(group_size, ignore))
 
 
 def make(kind: str, *sizes: Any, quant: QuasarNvfp4Config | None = None, **options: Any) -> Any:

@@ -14,9 +14,11 @@ from vllm.model_executor.models.utils import WeightsMapper
 
 from engine import plugin
 from engine.linear import QuasarNvfp4LinearMethod
-from engine.quantization import NAME, QuasarNvfp4Config, is_nvfp4
+from engine.quantization import NAME, QuasarNvfp4Config
 from quant.errors import QuantError
 from quant.formats import compressed_tensors, quantize_config
+from quant.formats.detect import is_nvfp4
+from quant.formats.scheme import Scheme
 
 from .conftest import AsRank
 from .layers import config as make_config
@@ -51,7 +53,8 @@ LEFT_ALONE = {
         config_groups={"group_0": group(format="nvfp4-pack-quantized"), "group_1": FP8 | {"format": "float-quantized"}},
     ),
     "FP8 in one group": nvfp4(config_groups={"a": group(), "b": FP8 | {"format": "float-quantized"}}),
-    "ModelOpt": {"quant_method": "modelopt", "quant_algo": "NVFP4"},
+    "ModelOpt FP8": {"quant_method": "modelopt", "quant_algo": "FP8"},
+    "AutoRound int4": {"quant_method": "auto-round", "packing_format": "auto_round:auto_gptq", "bits": 4},
     "GPTQ": {"quant_method": "gptq", "bits": 4},
     "nothing": {},
 }
@@ -78,7 +81,7 @@ def test_detection_does_not_mind_odd_configs() -> None:
 
 
 def test_the_config_is_read() -> None:
-    assert QuasarNvfp4Config.from_config(nvfp4()).config == compressed_tensors.Config(16, ("lm_head",), w4a4=False)
+    assert QuasarNvfp4Config.from_config(nvfp4()).config == compressed_tensors.scheme(16, ("lm_head",), w4a4=False)
 
 
 def test_a_claimed_config_with_an_impossible_group_size_is_an_error_naming_the_key() -> None:
@@ -114,7 +117,7 @@ def test_quantize_config_alone_tells_group_size_and_the_files_what_is_quantized(
     write_model(tmp_path)
     config = QuasarNvfp4Config()
     config.maybe_update_config(str(tmp_path))
-    assert config.config == compressed_tensors.Config(32, ("model.layers.1.mlp.down_proj",))
+    assert config.config == compressed_tensors.scheme(32, ("model.layers.1.mlp.down_proj",))
 
 
 def test_a_missing_quantize_config_is_an_error_naming_it(tmp_path: Path) -> None:
@@ -122,7 +125,7 @@ def test_a_missing_quantize_config_is_an_error_naming_it(tmp_path: Path) -> None
         QuasarNvfp4Config().maybe_update_config(str(tmp_path))
 
 
-@pytest.mark.parametrize("config", [None, compressed_tensors.Config(32, ())], ids=["alone", "beside config.json"])
+@pytest.mark.parametrize("config", [None, compressed_tensors.scheme(32, ())], ids=["alone", "beside config.json"])
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -132,7 +135,7 @@ def test_a_missing_quantize_config_is_an_error_naming_it(tmp_path: Path) -> None
     ],
 )
 def test_a_malformed_quantize_config_is_an_error_naming_file_and_key(
-    tmp_path: Path, config: compressed_tensors.Config | None, changes: dict[str, Any], message: str
+    tmp_path: Path, config: Scheme | None, changes: dict[str, Any], message: str
 ) -> None:
     write_model(tmp_path, **changes)
     with pytest.raises(QuantError, match=rf"{tmp_path}/quantize_config\.json: {message}"):
@@ -141,16 +144,16 @@ def test_a_malformed_quantize_config_is_an_error_naming_file_and_key(
 
 def test_both_descriptions_must_agree(tmp_path: Path) -> None:
     write_model(tmp_path)
-    QuasarNvfp4Config(compressed_tensors.Config(32, ())).maybe_update_config(str(tmp_path))
+    QuasarNvfp4Config(compressed_tensors.scheme(32, ())).maybe_update_config(str(tmp_path))
     with pytest.raises(QuantError, match=r"block_size: expected 16 as in config\.json, got 32"):
-        QuasarNvfp4Config(compressed_tensors.Config(16, ())).maybe_update_config(str(tmp_path))
+        QuasarNvfp4Config(compressed_tensors.scheme(16, ())).maybe_update_config(str(tmp_path))
 
 
 def test_config_json_alone_is_enough(tmp_path: Path) -> None:
-    config = QuasarNvfp4Config(compressed_tensors.Config(16, ()))
+    config = QuasarNvfp4Config(compressed_tensors.scheme(16, ()))
     config.maybe_update_config(str(tmp_path))
     config.maybe_update_config("someone/on-a-hub")
-    assert config.config == compressed_tensors.Config(16, ())
+    assert config.config == compressed_tensors.scheme(16, ())
 
 
 # Which layers are quantized. vLLM names fused layers, checkpoints name their members.
@@ -196,7 +199,7 @@ def test_names_are_mapped_from_the_checkpoint_to_vllm_and_patterns_are_not(as_ra
     as_rank(0, 1)
     config = make_config(ignore=("model.visual.merger", r"re:.*mtp.*", "lm_head"))
     config.apply_vllm_mapper(WeightsMapper(orig_to_new_prefix={"model.visual.": "visual."}))
-    assert config.config == compressed_tensors.Config(16, ("visual.merger", r"re:.*mtp.*", "lm_head"))
+    assert config.config == compressed_tensors.scheme(16, ("visual.merger", r"re:.*mtp.*", "lm_head"))
     layer = ReplicatedLinear(32, 16, bias=False, quant_config=config, prefix="visual.merger")
     assert type(layer.quant_method) is UnquantizedLinearMethod
 

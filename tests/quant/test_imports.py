@@ -5,7 +5,15 @@ import pytest
 
 
 @pytest.mark.parametrize(
-    "module", ["quant.errors", "quant.progress", "quant.jsonfile", "quant.formats.quantize_config", "quant.models"]
+    "module",
+    [
+        "quant.errors",
+        "quant.progress",
+        "quant.jsonfile",
+        "quant.formats.quantize_config",
+        "quant.models",
+        "quant.inspect",
+    ],
 )
 def test_what_the_gateway_imports_does_not_load_torch(module):
     program = f"import sys, {module}; sys.exit('torch' in sys.modules)"

@@ -152,7 +152,7 @@ def test_without_an_index_there_must_be_one_shard(tmp_path, count):
 def test_a_missing_shard_is_named(tmp_path):
     (sharded(tmp_path) / "two.safetensors").unlink()
 
-    with pytest.raises(QuantError, match=r"two\.safetensors is missing"):
+    with pytest.raises(QuantError, match=r"two\.safetensors: expected a file, got nothing"):
         open_checkpoint(tmp_path)
 
 
@@ -171,7 +171,7 @@ def test_a_damaged_shard_is_named(tmp_path, damage):
     path = sharded(tmp_path) / "two.safetensors"
     path.write_bytes(damage(path.read_bytes()))
 
-    with pytest.raises(QuantError, match=r"two\.safetensors: expected a safetensors file, got"):
+    with pytest.raises(QuantError, match=r"two\.safetensors: expected .*, got"):
         open_checkpoint(tmp_path)
 
 

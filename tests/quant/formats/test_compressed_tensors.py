@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from quant.blockwise import global_divisor, quantize_matrix
 from quant.errors import QuantError
-from quant.formats.compressed_tensors import Config, layout, read_config, read_linear, write_config, write_linear
+from quant.formats.compressed_tensors import layout, read_config, read_linear, scheme, write_config, write_linear
 from quant.tensor import NVFP4Tensor
 
 # What the public QUASAR checkpoints carry (producer and observers included), with 4-bit activations.
@@ -211,7 +211,7 @@ def test_a_scalar_global_is_read_like_one_of_one_element():
 
 @pytest.mark.parametrize("group_size", [16, 32])
 def test_the_config_written_is_read_back(group_size):
-    config = Config(group_size, ("lm_head", "re:.*router.*"))
+    config = scheme(group_size, ("lm_head", "re:.*router.*"))
 
     assert read_config(write_config(config.group_size, config.ignore), "config.json") == config
 
@@ -221,7 +221,7 @@ def test_published_configs_are_read(strategy):
     published = json.loads(json.dumps(PUBLISHED))
     published["config_groups"]["group_0"]["weights"]["strategy"] = strategy
 
-    assert read_config(published, "config.json") == Config(16, ("lm_head", "re:.*visual.*", "re:.*mtp.*"), w4a4=True)
+    assert read_config(published, "config.json") == scheme(16, ("lm_head", "re:.*visual.*", "re:.*mtp.*"), w4a4=True)
 
 
 @pytest.mark.parametrize(

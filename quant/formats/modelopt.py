@@ -1,0 +1,121 @@
+"""NVIDIA ModelOpt's NVFP4 (github.com/NVIDIA/Model-Optimizer), as its Hugging Face export writes it. Torch-free.
+
+Per linear [N, K]: `weight` uint8 [N, K/2] with the even column in the low nibble, `weight_scale` float8_e4m3fn
+[N, K/g], `weight_scale_2` float32 scalar, a **multiplier**: w = e2m1 * scale * scale_2. W4A4 models add `input_scale`.
+NVFP4_AWQ models may add `pre_quant_scale` [K], by which a layer's input is multiplied: y = W (x * pre_quant_scale).
+
+The config stands in hf_quant_config.json, {producer, quantization: {quant_algo, group_size, exclude_modules, ...}}, or
+flat in config.json's quantization_config, {quant_algo, ignore, ...}, or in both.
+"""
+
+from collections.abc import Mapping
+
+from quant.errors import QuantError
+from quant.formats.compressed_tensors import GROUP_SIZES, read_kv_cache
+from quant.formats.scheme import LinearLayout, Scheme, wildcard_pattern
+from quant.jsonfile import field, optional
+
+QUANT_METHODS = ("modelopt", "modelopt_fp4")
+FILE_NAME = "hf_quant_config.json"
+LAYOUT = LinearLayout("weight", "weight_scale", "weight_scale_2", "input_scale", divides=False)
+PRE_QUANT_SCALE = "pre_quant_scale"
+
+# quant_algo: whether the activations are quantized too.
+_ALGORITHMS = {"NVFP4": True, "W4A16_NVFP4": False, "NVFP4_AWQ": True}
+_REMEDY = "Choose an NVFP4 or W4A16_NVFP4 export of the model"
+_LISTED = 8  # layers that a refusal spells out
+
+
+def is_config(data: Mapping[str, object]) -> bool:
+    """Whether `data` is ModelOpt's: by its method or producer, or by a quant_algo where neither is said."""
+    producer = data.get("producer")
+    named = isinstance(producer, dict) and producer.get("name") == "modelopt"
+    return (
+        named or data.get("quant_method") in QUANT_METHODS or (not data.get("quant_method") and _body(data) is not None)
+    )
+
+
+def is_nvfp4(data: Mapping[str, object]) -> bool:
+    """Whether the algorithm is NVFP4 in some way, or a mixture, which is to be read or refused layer by layer."""
+    algorithm = str((_body(data) or {}).get("quant_algo")).upper()
+    return "NVFP4" in algorithm or algorithm == "MIXED_PRECISION"
+
+
+def read_config(data: Mapping[str, object], source: str) -> Scheme:
+    """Reads either form; `source` names it in errors. A missing `exclude_modules` leaves it to the tensors.
+
+    Raises QuantError for another algorithm than NVFP4, W4A16_NVFP4 and NVFP4_AWQ, and for MIXED_PRECISION with any
+    layer that is not NVFP4, listing those layers.
+    """
+    body = _body(data)
+    if body is None:
+        raise QuantError(f"{source}: quant_algo: expected NVFP4, got nothing", _REMEDY)
+    algorithm = field(body, "quant_algo", str, source, _REMEDY).upper()
+    if algorithm == "MIXED_PRECISION":
+        algorithm = _read_mixed(body, source)
+    if algorithm not in _ALGORITHMS:
+        expected = ", ".join(_ALGORITHMS)
+        raise QuantError(f"{source}: quant_algo: expected one of {expected}, got {algorithm!r}", _REMEDY)
+    group_size = optional(body, "group_size", int, source, _REMEDY) or _group_size_of_groups(body)
+    if group_size not in GROUP_SIZES:
+        raise QuantError(f"{source}: group_size: expected 16 or 32, got {group_size}", _REMEDY)
+    wildcards = optional(body, "exclude_modules" if body is not data else "ignore", list, source, _REMEDY)
+    if not all(isinstance(wildcard, str) for wildcard in wildcards or ()):
+        raise QuantError(f"{source}: exclude_modules: expected names, got {wildcards!r}", _REMEDY)
+    return Scheme(
+        "modelopt",
+        source,
+        LAYOUT,
+        group_size,
+        None if wildcards is None else tuple(map(wildcard_pattern, wildcards)),
+        w4a4=_ALGORITHMS[algorithm],
+        kv_cache=_read_kv_cache(body, source),
+        pre_quant_scale=algorithm == "NVFP4_AWQ",
+    )
+
+
+def _body(data: Mapping[str, object]) -> Mapping[str, object] | None:
+    """The part that says `quant_algo`, nested or flat."""
+    nested = data.get("quantization")
+    for body in (nested, data):
+        if isinstance(body, dict) and "quant_algo" in body:
+            return body
+    return None
+
+
+def _read_mixed(body: Mapping[str, object], source: str) -> str:
+    """The one algorithm of all layers, where there is one that we serve."""
+    layers = field(body, "quantized_layers", dict, source, _REMEDY)
+    algorithms = {
+        name: str(layer.get("quant_algo")).upper() if isinstance(layer, dict) else repr(layer)
+        for name, layer in layers.items()
+    }
+    unsupported = [f"{name} ({algorithm})" for name, algorithm in algorithms.items() if algorithm not in _ALGORITHMS]
+    if unsupported or not algorithms:
+        more = f" and {len(unsupported) - _LISTED} more" if len(unsupported) > _LISTED else ""
+        listed = ", ".join(unsupported[:_LISTED]) + more or "none"
+        raise QuantError(
+            f"{source}: MIXED_PRECISION: expected NVFP4 layers only, got {len(unsupported)} of {len(algorithms)} "
+            f"layers in other formats: {listed}",
+            _REMEDY,
+        )
+    return "NVFP4_AWQ" if "NVFP4_AWQ" in algorithms.values() else next(iter(algorithms.values()))
+
+
+def _group_size_of_groups(body: Mapping[str, object]) -> int:
+    """The block size that config_groups say, where exports mirror compressed-tensors' keys; 16 where nothing does."""
+    groups = body.get("config_groups")
+    for group in groups.values() if isinstance(groups, dict) else ():
+        weights = group.get("weights") if isinstance(group, dict) else None
+        if isinstance(weights, dict) and isinstance(size := weights.get("group_size"), int):
+            return size
+    return 16
+
+
+def _read_kv_cache(body: Mapping[str, object], source: str) -> str:
+    algorithm = optional(body, "kv_cache_quant_algo", str, source, _REMEDY)
+    if algorithm is None:
+        return read_kv_cache(body, source)
+    if algorithm.upper() not in ("FP8", "NVFP4"):
+        raise QuantError(f"{source}: kv_cache_quant_algo: expected FP8, NVFP4 or null, got {algorithm!r}", _REMEDY)
+    return algorithm.lower()

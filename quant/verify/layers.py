@@ -1,0 +1,297 @@
+"""The quantized linears that headers show, against what the config says. Nothing but headers is read here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from quant.formats import compressed_tensors, modelopt
+from quant.formats.scheme import LinearLayout, Scheme
+from quant.selection import matching_pattern, siblings
+from quant.verify.files import Tensor
+from quant.verify.findings import Finding, error, info, list_some, warning
+from quant.verify.tensor_parallel import SPLIT_INPUTS, SPLIT_OUTPUTS
+
+LAYOUTS = (compressed_tensors.LAYOUT, modelopt.LAYOUT)
+KV_SCALES = ("k_scale", "v_scale")
+
+_AGAIN = "Download the model again; if its source is the same, the model is damaged or mislabelled"
+_CONFIG = "Restore config.json from the model's source; if it is the same there, the model is mislabelled"
+_MOST_LAYERS = 10_000  # a config that declares more is wrong, however many there are
+_FLOATS = ("F16", "BF16", "F32")
+
+
+@dataclass
+class Modules:
+    """The model's modules by what their tensors are: quantized linears with (N, K), plain 2-D weights, and the rest.
+
+    nvfp4: module to (N, K, group size, layout). plain: module to shape. foreign: module to what it is instead.
+    kv_scales: tensor names of key/value cache scales. pre_quant_scales: module to K.
+    """
+
+    nvfp4: dict[str, tuple[int, int, int, LinearLayout]] = field(default_factory=dict)
+    plain: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    foreign: dict[str, str] = field(default_factory=dict)
+    kv_scales: list[str] = field(default_factory=list)
+    pre_quant_scales: dict[str, int] = field(default_factory=dict)
+
+
+def sort_modules(tensors: Mapping[str, Tensor]) -> tuple[Modules, list[Finding]]:
+    """Sorts all tensors into modules, tensor by tensor, whatever the config says; with what does not fit together."""
+    modules = Modules()
+    findings: list[Finding] = []
+    parts: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        module, _, suffix = name.rpartition(".")
+        parts.setdefault(module, {})[suffix] = tensor
+        if suffix in KV_SCALES:
+            modules.kv_scales.append(name)
+    for module, own in parts.items():
+        layout = next((layout for layout in LAYOUTS if _has_codes(own, layout)), None)
+        if layout is not None:
+            findings += _sort_quantized(module, own, layout, modules)
+        elif "weight" in own or "weight_packed" in own or "qweight" in own:
+            _sort_plain(module, own, modules)
+        elif "weight_scale" in own:
+            got = "a weight_scale without its weight"
+            findings.append(error("missing-tensor", own["weight_scale"].shard, module, "a whole linear", got, _AGAIN))
+    return modules, findings
+
+
+def _has_codes(own: Mapping[str, Tensor], layout: LinearLayout) -> bool:
+    """Whether these are 4-bit codes: bytes, with the scales that belong to them."""
+    codes = own.get(layout.codes)
+    if codes is None or codes.entry.dtype != "U8":
+        return False
+    scales = own.get(layout.scales)
+    return layout.global_scale in own or (scales is not None and scales.entry.dtype != "U8") or len(own) == 1
+
+
+def _sort_quantized(module: str, own: Mapping[str, Tensor], layout: LinearLayout, modules: Modules) -> list[Finding]:
+    """Files the linear where its tensors fit together; the findings where they do not."""
+    missing = [suffix for suffix in (layout.codes, layout.scales, layout.global_scale) if suffix not in own]
+    if missing:
+        shard = next(iter(own.values())).shard
+        return [error("missing-tensor", shard, f"{module}.{missing[0]}", "a tensor", "nothing", _AGAIN)]
+    codes, scales = own[layout.codes].entry, own[layout.scales].entry
+    if len(codes.shape) != 2 or not all(codes.shape):
+        return [_shape(own, module, layout.codes, "[N, K/2]")]
+    rows, columns = codes.shape[0], 2 * codes.shape[1]
+    blocks = scales.shape[-1] if scales.shape else 0
+    group_size = columns // blocks if blocks and columns % blocks == 0 else 0
+    if group_size not in compressed_tensors.GROUP_SIZES:
+        group_size = 16
+    findings = []
+    for suffix, dtype, shape in layout.parts(rows, columns, group_size):
+        got = own[suffix].entry
+        shapes = (shape, ()) if suffix == layout.global_scale else (shape,)
+        if got.dtype != dtype:
+            findings.append(
+                error(
+                    "dtype", own[suffix].shard, f"{module}.{suffix}", f"{dtype} {list(shape)}", _describe(got), _AGAIN
+                )
+            )
+        elif got.shape not in shapes:
+            findings.append(_shape(own, module, suffix, f"{dtype} {list(shape)}"))
+    if modelopt.PRE_QUANT_SCALE in own:
+        shape = own[modelopt.PRE_QUANT_SCALE].entry.shape
+        if shape != (columns,):
+            findings.append(_shape(own, module, modelopt.PRE_QUANT_SCALE, f"[{columns}]"))
+        modules.pre_quant_scales[module] = columns
+    if not findings:
+        modules.nvfp4[module] = (rows, columns, group_size, layout)
+    return findings
+
+
+def _sort_plain(module: str, own: Mapping[str, Tensor], modules: Modules) -> None:
+    weight = own.get("weight") or own.get("weight_packed") or own["qweight"]
+    dtype = weight.entry.dtype
+    if dtype in _FLOATS or dtype == "F64":
+        modules.plain[module] = weight.entry.shape
+    elif dtype.startswith("F8_"):
+        modules.foreign[module] = f"FP8 ({dtype} weights)"
+    elif "weight_packed" in own and "weight_scale" in own and own["weight_scale"].entry.dtype in ("U8", "F8_E8M0"):
+        modules.foreign[module] = "MXFP4 (U8 codes with power-of-two E8M0 scales), or NVFP4 with E5M3 scales"
+    else:
+        modules.foreign[module] = f"{dtype} weights ({', '.join(sorted(own))})"
+
+
+def compare_with_scheme(scheme: Scheme | None, modules: Modules, tensors: Mapping[str, Tensor]) -> list[Finding]:
+    """Where tensors and config disagree, and where the tensors are of another format than the config names."""
+    findings = []
+    by_kind: dict[str, list[str]] = {}
+    for module, kind in modules.foreign.items():
+        by_kind.setdefault(kind, []).append(module)
+    for kind, names in by_kind.items():
+        shard = _shard_of(names[0], tensors)
+        expected = "NVFP4 or 16-bit weights" if scheme else "16-bit weights, as config.json declares no quantization"
+        got = f"{kind} in {len(names)} modules: {list_some(names)}"
+        findings.append(
+            error("format", shard, names[0], expected, got, "Choose a model whose layers are all NVFP4 or 16-bit")
+        )
+    if scheme is None:
+        if modules.nvfp4:
+            name = next(iter(modules.nvfp4))
+            got = f"{len(modules.nvfp4)} NVFP4 linears"
+            findings.append(
+                error("config", _shard_of(name, tensors), name, "16-bit weights, as config.json says", got, _CONFIG)
+            )
+        return findings
+    if not modules.nvfp4:
+        findings.append(error("config", "", "", f"NVFP4 linears, as {scheme.source} says", "none", _CONFIG))
+    for module, (_, columns, group_size, layout) in modules.nvfp4.items():
+        shard = _shard_of(module, tensors)
+        if layout != scheme.layout:
+            expected = f"{scheme.format} tensors ({scheme.layout.global_scale})"
+            findings.append(error("config", shard, module, expected, f"{layout.global_scale}", _CONFIG))
+        elif group_size != scheme.group_size:
+            expected = f"block size {scheme.group_size}, as {scheme.source} says"
+            findings.append(error("config", shard, module, expected, f"{group_size} (K={columns})", _CONFIG))
+        elif pattern := matching_pattern(module, scheme.ignore or ()):
+            expected = f"16-bit weights, as {scheme.source} ignores {pattern!r}"
+            findings.append(error("config", shard, module, expected, "NVFP4", _CONFIG))
+    if scheme.ignore is not None:
+        for module, shape in modules.plain.items():
+            is_linear = len(shape) == 2 and module.rpartition(".")[2] in SPLIT_INPUTS + SPLIT_OUTPUTS
+            if is_linear and not matching_pattern(module, scheme.ignore):
+                expected = f"NVFP4 weights, as {scheme.source} does not ignore it"
+                findings.append(
+                    error("config", _shard_of(module, tensors), module, expected, "16-bit weights", _CONFIG)
+                )
+    return _limited(findings) + _odd(scheme, modules)
+
+
+def compare_siblings(modules: Modules, globals_: Mapping[str, float]) -> list[Finding]:
+    """Layers that engines fuse: all quantized or none, alike in K and group size; their globals may differ (info)."""
+    findings: list[Finding] = []
+    fused = different = 0
+    largest = 1.0
+    first = ""
+    for module in modules.nvfp4:
+        members = [name for name in siblings(module) if name in modules.nvfp4 or name in modules.plain]
+        plain = [name for name in members if name in modules.plain]
+        if plain:
+            expected = "fused layers to be quantized all or none"
+            got = f"16-bit {list_some(plain)} beside NVFP4"
+            findings.append(error("fused", "", module, expected, got, _AGAIN))
+        elif len(members) > 1 and members[0] == module:
+            fused += 1
+            if len(layouts := {modules.nvfp4[name][1:3] for name in members}) > 1:
+                got = " and ".join(f"K={columns}, block size {size}" for columns, size in sorted(layouts))
+                findings.append(
+                    error("fused", "", module, f"one K and block size for {list_some(members)}", got, _AGAIN)
+                )
+            values = [globals_[name] for name in members if globals_.get(name, 0) > 0]
+            if len(values) == len(members) and len(set(values)) > 1:
+                different += 1
+                first = first or module
+                largest = max(largest, max(values) / min(values))
+    if different:
+        got = f"different ones in {different} of {fused} fused layers, up to {largest:.2f} times"
+        expected = "one global scale for fused layers"
+        findings.append(
+            info("fused-globals", "", first, expected, got, "None needed: each row keeps its own factor, exactly")
+        )
+    return _limited(findings)
+
+
+def compare_with_config(config: Mapping[str, object], modules: Modules, tensors: Mapping[str, Tensor]) -> list[Finding]:
+    """Sizes that config.json declares against the tensors', and layers it declares that no tensor belongs to."""
+    text = config.get("text_config")
+    sizes = text if isinstance(text, dict) else config
+    findings = []
+    shapes = {module: shape for module, shape in modules.plain.items() if len(shape) == 2}
+    shapes |= {module: (rows, columns) for module, (rows, columns, *_) in modules.nvfp4.items()}
+    for suffix, dimension, key in (
+        ("embed_tokens", 0, "vocab_size"),
+        ("embed_tokens", 1, "hidden_size"),
+        ("self_attn.k_proj", 1, "hidden_size"),
+        ("mlp.gate_proj", 0, "intermediate_size"),
+        ("mlp.down_proj", 1, "intermediate_size"),
+    ):
+        declared = sizes.get(key)
+        for module, shape in shapes.items():
+            in_text_model = not any(tower in module for tower in ("visual", "vision", "audio"))
+            if isinstance(declared, int) and in_text_model and f".{module}".endswith(f".{suffix}"):
+                # An embedding may be padded; anything else must fit.
+                fits = shape[dimension] >= declared if key == "vocab_size" else shape[dimension] == declared
+                if not fits:
+                    got = f"{'NK'[dimension]}={shape[dimension]} of {list(shape)}"
+                    expected = f"{key} {declared} as in config.json"
+                    findings.append(error("shape", _shard_of(module, tensors), module, expected, got, _CONFIG))
+    return _limited(findings) + _absent_layers(sizes, tensors)
+
+
+def _absent_layers(sizes: Mapping[str, object], tensors: Mapping[str, Tensor]) -> list[Finding]:
+    present: dict[str, set[int]] = {}
+    for name in tensors:
+        before, found, after = name.partition("layers.")
+        number = after.partition(".")[0]
+        if found and number.isdecimal():
+            present.setdefault(before, set()).add(int(number))
+    findings = []
+    declared = sizes.get("num_hidden_layers")
+    trunk = [before for before in present if not any(side in before for side in ("mtp", "visual", "vision", "audio"))]
+    numbers = set().union(*(present[before] for before in trunk))
+    expected_layers = min(declared, _MOST_LAYERS) if isinstance(declared, int) and trunk else 0
+    if absent := [str(number) for number in range(expected_layers) if number not in numbers]:
+        got = f"no tensors for {len(absent)} layers: {list_some(absent)}"
+        findings.append(error("absent-layer", "", "", f"{declared} layers as in config.json", got, _AGAIN))
+    for key in ("mtp_num_hidden_layers", "num_nextn_predict_layers"):
+        count = sizes.get(key)
+        has_mtp = any("mtp" in name for name in tensors) or (isinstance(declared, int) and declared in numbers)
+        if isinstance(count, int) and count > 0 and not has_mtp:
+            expected = f"MTP layers, as config.json declares {key} {count}"
+            remedy = "None needed: the model is served without speculative decoding by MTP"
+            findings.append(warning("absent-layer", "", "", expected, "no mtp tensors", remedy))
+    return findings
+
+
+def _odd(scheme: Scheme, modules: Modules) -> list[Finding]:
+    findings = []
+    if scheme.pre_quant_scale and not modules.pre_quant_scales:
+        expected = "pre_quant_scale tensors, as NVFP4_AWQ models have"
+        remedy = "None needed where the export folded them into norms and weights; otherwise the model is damaged"
+        findings.append(info("awq", "", "", expected, "none", remedy))
+    if modules.pre_quant_scales and not scheme.pre_quant_scale:
+        name = next(iter(modules.pre_quant_scales))
+        findings.append(error("config", "", name, f"no pre_quant_scale, as {scheme.source} says", "one", _CONFIG))
+    if scheme.kv_cache or modules.kv_scales:
+        expected = "a 16-bit key/value cache"
+        kind = scheme.kv_cache.upper() or "no"
+        got = f"{kind} cache in the config and {len(modules.kv_scales)} k_scale/v_scale tensors"
+        remedy = "None needed: V100 has no FP8; serve with --kv-cache-dtype float16 (the V100 presets do)"
+        findings.append(info("kv-cache", "", "", expected, got, remedy))
+    if scheme.w4a4:
+        remedy = "None needed: V100 has no FP4 arithmetic; activations stay in 16 bits, at least as accurate"
+        findings.append(info("activations", "", "", "16-bit activations", "a W4A4 model", remedy))
+    return findings
+
+
+def _limited(findings: list[Finding], most: int = 20) -> list[Finding]:
+    """The first findings of each check, and one that counts the rest: a wrong config is wrong in every layer."""
+    kept = []
+    counts: dict[str, int] = {}
+    for finding in findings:
+        counts[finding.check] = counts.get(finding.check, 0) + 1
+        if counts[finding.check] <= most:
+            kept.append(finding)
+    for check, count in counts.items():
+        if count > most:
+            kept.append(error(check, "", "", "no more of these", f"{count - most} more findings of {check!r}", _AGAIN))
+    return kept
+
+
+def _shape(own: Mapping[str, Tensor], module: str, suffix: str, expected: str) -> Finding:
+    return error("shape", own[suffix].shard, f"{module}.{suffix}", expected, _describe(own[suffix].entry), _AGAIN)
+
+
+def _describe(entry: object) -> str:
+    return f"{getattr(entry, 'dtype', '')} {list(getattr(entry, 'shape', ()))}"
+
+
+def _shard_of(module: str, tensors: Mapping[str, Tensor]) -> str:
+    for suffix in ("weight_packed", "weight", "qweight", "weight_scale"):
+        if (tensor := tensors.get(f"{module}.{suffix}")) is not None:
+            return tensor.shard
+    return ""

@@ -1,0 +1,179 @@
+"""Verifying a model directory: everything that can be known to be wrong before a byte reaches a GPU. Torch-free."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from quant.errors import QuantError
+from quant.formats.detect import CONFIG, detect_config
+from quant.formats.scheme import Scheme
+from quant.jsonfile import read_object
+from quant.progress import OnProgress, ignore_progress
+from quant.verify.files import Tensor, check_tokenizer, read_shards, tensors_of
+from quant.verify.findings import Finding, error, from_exception, list_some, warning
+from quant.verify.layers import Modules, compare_siblings, compare_with_config, compare_with_scheme, sort_modules
+from quant.verify.manifest import FILE_NAME as MANIFEST
+from quant.verify.manifest import listable, read_manifest, write_manifest
+from quant.verify.tensor_parallel import Obstacle, obstacles
+from quant.verify.values import is_positive, judge_zeros, scan_files
+
+# headers: all that files' names, sizes and headers, configs and global scales show. full: every byte too.
+Depth = Literal["headers", "full"]
+
+_DIRECTORY = "Name a model directory: config.json, safetensors shards and tokenizer files"
+_AGAIN = "Download the file again"
+
+
+@dataclass(frozen=True)
+class Report:
+    """What verification found. `obstacles`: for each tensor-parallel size what stands in its way; nothing if it works.
+
+    `hashed`: how many files' digests were compared. `scheme` is None for 16-bit models and where it cannot be told.
+    """
+
+    directory: Path
+    depth: Depth
+    scheme: Scheme | None
+    modules: Modules
+    tensors: Mapping[str, Tensor]
+    findings: tuple[Finding, ...]
+    obstacles: Mapping[int, list[Obstacle]]
+    hashed: int
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing forbids serving."""
+        return not any(finding.severity == "error" for finding in self.findings)
+
+    def as_dict(self) -> dict[str, object]:
+        """For JSON."""
+        return {
+            "directory": str(self.directory),
+            "ok": self.ok,
+            "depth": self.depth,
+            "format": self.scheme.format if self.scheme else None,
+            "group_size": self.scheme.group_size if self.scheme else None,
+            "linears": len(self.modules.nvfp4),
+            "tensors": len(self.tensors),
+            "bytes": sum(tensor.entry.end - tensor.entry.start for tensor in self.tensors.values()),
+            "digests_compared": self.hashed,
+            "tensor_parallel": {str(size): [str(one) for one in found] for size, found in self.obstacles.items()},
+            "findings": [finding.as_dict() for finding in self.findings],
+        }
+
+
+def verify(
+    directory: Path,
+    depth: Depth = "full",
+    *,
+    manifest: Literal["check", "write"] = "check",
+    on_progress: OnProgress = ignore_progress,
+) -> Report:
+    """Verifies the model in `directory`, whatever state it is in: what is wrong is in the report.
+
+    `manifest` "check" compares SHA256SUMS, where it is there and the depth is full; "write" writes it anew, unless
+    something is wrong with the model. Raises QuantError when `directory` is none, and ValueError for "write" without
+    "full".
+    """
+    if not directory.is_dir():
+        raise QuantError(
+            f"{directory}: expected a directory, got {'a file' if directory.exists() else 'nothing'}", _DIRECTORY
+        )
+    if manifest == "write" and depth != "full":
+        raise ValueError("manifest: expected depth 'full' to write it, got 'headers'")
+    headers, findings = read_shards(directory)
+    tensors = tensors_of(headers)
+    config: Mapping[str, object] = {}
+    scheme = None
+    known = False
+    try:
+        config = read_object(directory / CONFIG, _DIRECTORY)
+        scheme = detect_config(directory, config)
+        known = True
+    except QuantError as caught:
+        findings.append(from_exception("format" if config else "config", caught))
+    modules, misfits = sort_modules(tensors)
+    findings += misfits
+    globals_ = _read_globals(directory, modules, tensors)
+    if known:
+        findings += compare_with_scheme(scheme, modules, tensors)
+    findings += compare_with_config(config, modules, tensors)
+    findings += compare_siblings(modules, globals_)
+    findings += check_tokenizer(directory)
+    shapes = {module: (rows, columns) for module, (rows, columns, *_) in modules.nvfp4.items()}
+    found = obstacles(shapes, scheme.group_size if scheme else 1, config)
+    findings += [
+        error("tensor-parallel", "", one.layer, "a size that one GPU can load", str(one), "Choose another model")
+        for one in found[1]
+    ]
+    hashed = 0
+    if depth == "full":
+        shards = {name: tensor.shard for name, tensor in tensors.items()}
+        digests = _read_manifest(directory, findings) if manifest == "check" else {}
+        names = (
+            listable(directory)
+            if manifest == "write"
+            else sorted(digests.keys() & set(listable(directory)) | headers.keys())
+        )
+        scan = scan_files(
+            directory, names, headers, hashed=bool(digests) or manifest == "write", on_progress=on_progress
+        )
+        findings += scan.findings + judge_zeros(modules, globals_, scan.all_zero, shards)
+        findings += _compare_digests(directory, digests, scan.digests, headers)
+        hashed = len(digests.keys() & scan.digests.keys())
+        if manifest == "write" and not any(finding.severity == "error" for finding in findings):
+            write_manifest(directory, scan.digests)
+    else:
+        findings += _suspicious_globals(modules, globals_, tensors)
+    return Report(directory, depth, scheme, modules, tensors, tuple(findings), found, hashed)
+
+
+def _read_globals(directory: Path, modules: Modules, tensors: Mapping[str, Tensor]) -> dict[str, float]:
+    """Each NVFP4 linear's global scale as stored (four bytes each)."""
+    by_shard: dict[str, list[tuple[int, str]]] = {}
+    for module, (*_, layout) in modules.nvfp4.items():
+        tensor = tensors[f"{module}.{layout.global_scale}"]
+        by_shard.setdefault(tensor.shard, []).append((tensor.offset, module))
+    values = {}
+    for shard, places in by_shard.items():
+        with (directory / shard).open("rb") as file:
+            for offset, module in sorted(places):
+                file.seek(offset)
+                (values[module],) = struct.unpack("<f", file.read(4))
+    return values
+
+
+def _suspicious_globals(
+    modules: Modules, globals_: Mapping[str, float], tensors: Mapping[str, Tensor]
+) -> Iterable[Finding]:
+    for module, value in globals_.items():
+        if not is_positive(value):
+            name = f"{module}.{modules.nvfp4[module][3].global_scale}"
+            got = f"{value}, which only an all-zero weight may carry"
+            remedy = "Verify without --headers: that reads the weights"
+            yield warning("global-scale", tensors[name].shard, name, "a positive number", got, remedy)
+
+
+def _read_manifest(directory: Path, findings: list[Finding]) -> dict[str, str]:
+    try:
+        return read_manifest(directory)
+    except QuantError as caught:
+        findings.append(from_exception("manifest", caught))
+        return {}
+
+
+def _compare_digests(
+    directory: Path, expected: Mapping[str, str], got: Mapping[str, str], headers: Mapping[str, object]
+) -> Iterable[Finding]:
+    for name, digest in expected.items():
+        if name not in got:
+            yield error("sha256", name, "", f"a file, which {MANIFEST} lists", "nothing", "Download the missing file")
+        elif got[name] != digest:
+            yield error("sha256", name, "", f"sha256 {digest}", got[name], _AGAIN)
+    if unlisted := sorted(headers.keys() - expected.keys()) if expected else []:
+        remedy = "Write the manifest anew with --write-manifest, if these files are meant to be there"
+        yield warning("sha256", unlisted[0], "", f"all shards in {MANIFEST}", f"none for {list_some(unlisted)}", remedy)

@@ -1,0 +1,151 @@
+"""One pass over the files' bytes: digests, NaN scales and weights, tensors that are all zero. Numpy, no torch."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from quant.progress import OnProgress, Progress
+from quant.safetensors_header import Entry, Header
+from quant.verify.findings import Finding, error, warning
+from quant.verify.layers import Modules
+
+# A multiple of every element's size.
+CHUNK_BYTES = 4 << 20
+
+_AGAIN = "Download the file again; if its source holds the same values, the model is damaged"
+_ODD = "Ask the model's maker: a weight that is all zero adds nothing, and is rarely meant"
+
+
+@dataclass(frozen=True)
+class Bits:
+    """How a dtype's bit patterns are read: an unsigned numpy type, the bits but the sign, and those set in NaN or Inf.
+
+    not_finite 0: the dtype has neither. E4M3 has no Inf, and NaN is all bits set. Elements of 4 bits come two a byte.
+    """
+
+    element: str
+    magnitude: int
+    not_finite: int
+
+
+BITS: Mapping[str, Bits] = {
+    "F64": Bits("<u8", 0x7FFF_FFFF_FFFF_FFFF, 0x7FF0_0000_0000_0000),
+    "F32": Bits("<u4", 0x7FFF_FFFF, 0x7F80_0000),
+    "F16": Bits("<u2", 0x7FFF, 0x7C00),
+    "BF16": Bits("<u2", 0x7FFF, 0x7F80),
+    "F8_E4M3": Bits("u1", 0x7F, 0x7F),
+    "F8_E5M2": Bits("u1", 0x7F, 0x7C),
+    "U8": Bits("u1", 0x77, 0),
+}
+
+
+@dataclass
+class Scan:
+    """What the pass saw: digests by file, tensors whose elements are all 0 or -0, and the first NaN of each tensor."""
+
+    digests: dict[str, str] = field(default_factory=dict)
+    all_zero: set[str] = field(default_factory=set)
+    findings: list[Finding] = field(default_factory=list)
+
+
+def scan_files(
+    directory: Path, names: Iterable[str], headers: Mapping[str, Header], *, hashed: bool, on_progress: OnProgress
+) -> Scan:
+    """Reads every named file once, front to back; of those with a header each tensor is looked at."""
+    names = list(names)
+    total = sum((directory / name).stat().st_size for name in names)
+    done = 0
+    scan = Scan()
+    for name in names:
+        digest = hashlib.sha256()
+        with (directory / name).open("rb") as file:
+            for tensor, entry, length in _regions(headers.get(name)):
+                look = _Look(entry) if entry else None
+                left = length
+                while left and (chunk := file.read(min(left, CHUNK_BYTES))):
+                    left -= len(chunk)
+                    done += len(chunk)
+                    if hashed:
+                        digest.update(chunk)
+                    if look:
+                        look.at(chunk)
+                    on_progress(Progress("reading", done, total, "bytes"))
+                if look:
+                    _judge(name, tensor, look, scan)
+        if hashed:
+            scan.digests[name] = digest.hexdigest()
+    return scan
+
+
+def _regions(header: Header | None) -> Iterator[tuple[str, Entry | None, int]]:
+    """(tensor, entry, length) of a file's parts in order; the last has no end but the file's."""
+    if header:
+        yield "", None, header.data_start
+        for name, entry in sorted(header.entries.items(), key=lambda item: (item[1].start, item[1].end)):
+            yield name, entry if entry.dtype in BITS else None, entry.end - entry.start
+    yield "", None, 1 << 63
+
+
+class _Look:
+    """Looks at a tensor's bytes as they come."""
+
+    def __init__(self, entry: Entry) -> None:
+        self.entry = entry
+        self.all_zero = True
+        self.first_not_finite: int | None = None
+        self._bits = BITS[entry.dtype]
+        self._seen = 0
+
+    def at(self, chunk: bytes) -> None:
+        """The next bytes: whole elements, as the file holds what its header says."""
+        elements = np.frombuffer(chunk, dtype=self._bits.element)
+        mask = elements.dtype.type(self._bits.not_finite)
+        if mask and self.first_not_finite is None:
+            wrong = (elements & mask) == mask
+            if wrong.any():
+                self.first_not_finite = self._seen + int(wrong.argmax())
+        self.all_zero = self.all_zero and not (elements & elements.dtype.type(self._bits.magnitude)).any()
+        self._seen += len(elements)
+
+
+def _judge(shard: str, tensor: str, look: _Look, scan: Scan) -> None:
+    if look.all_zero:
+        scan.all_zero.add(tensor)
+    if look.first_not_finite is not None:
+        index = [int(i) for i in np.unravel_index(look.first_not_finite, look.entry.shape or (1,))]
+        got = f"NaN or Inf at {index}" if look.entry.dtype != "F8_E4M3" else f"NaN at {index}"
+        scan.findings.append(error("not-a-number", shard, tensor, "numbers", got, _AGAIN))
+
+
+def judge_zeros(
+    modules: Modules, globals_: Mapping[str, float], all_zero: set[str], shards: Mapping[str, str]
+) -> list[Finding]:
+    """Weights that are all zero (warnings), and linears that are not but whose global scale is no positive number.
+
+    `globals_`: of each NVFP4 linear, as stored. `shards`: the shard of each tensor.
+    """
+    findings = []
+    for module, (*_, layout) in modules.nvfp4.items():
+        codes = f"{module}.{layout.codes}"
+        zero = codes in all_zero or f"{module}.{layout.scales}" in all_zero
+        if zero:
+            findings.append(warning("all-zero", shards[codes], module, "weights other than 0", "only 0", _ODD))
+        elif not is_positive(globals_[module]):
+            name = f"{module}.{layout.global_scale}"
+            got = f"{globals_[module]}"
+            findings.append(error("global-scale", shards[name], name, "a positive number", got, _AGAIN))
+    for module, shape in modules.plain.items():
+        if len(shape) == 2 and f"{module}.weight" in all_zero:
+            name = f"{module}.weight"
+            findings.append(warning("all-zero", shards[name], name, "weights other than 0", "only 0", _ODD))
+    return findings
+
+
+def is_positive(number: float) -> bool:
+    """Whether it can be a global scale of a weight that is not all zero: positive and finite, its reciprocal too."""
+    return 0 < number < float("inf") and 1 / number < float("inf")

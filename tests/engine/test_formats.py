@@ -1,0 +1,164 @@
+"""Layers of ModelOpt and AutoRound checkpoints: claimed, loaded as they are named, computed like all others."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine.quantization import NAME, QuasarNvfp4Config
+from quant.errors import QuantError
+from quant.formats import compressed_tensors, modelopt
+from quant.formats.scheme import Scheme
+from tests.quant.checkpoints import MODELOPT, modelopt_linear, read_shard, write_model, write_safetensors
+from tests.quant.formats.test_auto_round import CONFIG as AUTO_ROUND
+from tests.quant.formats.test_modelopt import FLAT, nested
+
+from .conftest import AsRank
+from .layers import Member, finished_weight, load, make, member
+
+SECOND = "model-00002-of-00002.safetensors"
+
+
+def in_modelopt(part: Member, multiplier: float) -> Member:
+    """The codes and scales of `part` under ModelOpt's names, times another factor."""
+    names = {compressed_tensors.PACKED: "weight", compressed_tensors.SCALE: "weight_scale"}
+    tensors = {names[name]: tensor for name, tensor in part.tensors.items() if name in names}
+    tensors |= {"weight_scale_2": torch.tensor(multiplier), "input_scale": torch.tensor(3.0)}
+    return Member(tensors, part.weight * torch.tensor(multiplier).double())
+
+
+def quant(*, pre_quant_scale: bool = False) -> QuasarNvfp4Config:
+    return QuasarNvfp4Config(Scheme("modelopt", "", modelopt.LAYOUT, 16, (), pre_quant_scale=pre_quant_scale))
+
+
+CLAIMED = {
+    "flat": FLAT,
+    "nested, as vLLM completes it": nested() | {"quant_method": "modelopt_fp4"},
+    "no quant_method, which vLLM makes an empty one": {"quant_method": "", "quant_algo": "NVFP4"},
+    "weight-only": {"quant_method": "modelopt", "quant_algo": "W4A16_NVFP4"},
+    "AWQ": nested(quant_algo="NVFP4_AWQ"),
+    "mixed": nested(quant_algo="MIXED_PRECISION", quantized_layers={"a": {"quant_algo": "FP8"}}),
+    "AutoRound": AUTO_ROUND,
+    "AutoRound MXFP4": AUTO_ROUND | {"data_type": "mx_fp", "group_size": 32},
+}
+
+
+@pytest.mark.parametrize("config", CLAIMED.values(), ids=CLAIMED)
+@pytest.mark.parametrize("asked_for", [None, NAME, "modelopt", "modelopt_fp4"])
+def test_every_nvfp4_format_is_claimed(config: dict[str, Any], asked_for: str | None) -> None:
+    assert QuasarNvfp4Config.override_quantization_method(config, asked_for) == NAME
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("mixed", r"MIXED_PRECISION: expected NVFP4 layers only, got 1 of 1 layers in other formats: a \(FP8\)"),
+        ("AutoRound MXFP4", r"data_type: expected 'nv_fp' \(NVFP4\), got 'mx_fp' \(MXFP4\)"),
+    ],
+)
+def test_what_is_claimed_but_not_supported_is_refused_with_the_reason(name: str, message: str) -> None:
+    with pytest.raises(QuantError, match=message):
+        QuasarNvfp4Config.from_config(CLAIMED[name])
+
+
+def test_a_modelopt_linear_is_what_its_tensors_say(as_rank: AsRank) -> None:
+    as_rank(0, 1)
+    whole = in_modelopt(member(24, 64, 1.0), 0.3)
+    layer = make("ReplicatedLinear", 64, 24, quant=quant())
+    load(layer, whole)
+    torch.testing.assert_close(finished_weight(layer).double(), whole.weight, rtol=1e-6, atol=0)
+
+
+def test_fused_modelopt_members_keep_their_own_multipliers(as_rank: AsRank) -> None:
+    as_rank(0, 1)
+    parts = [in_modelopt(member(16, 64, 1.0, seed=seed), 0.1 + seed) for seed in range(2)]
+    layer = make("MergedColumnParallelLinear", 64, [16, 16], quant=quant())
+    for number, part in enumerate(parts):
+        load(layer, part, number)
+    expected = torch.cat([part.weight for part in parts])
+    torch.testing.assert_close(finished_weight(layer).double(), expected, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_scales_its_own_inputs_by_pre_quant_scale(as_rank: AsRank, rank: int) -> None:
+    as_rank(rank, 2)
+    whole = in_modelopt(member(24, 64, 1.0), 0.5)
+    scale = torch.linspace(0.5, 2, 64).half()
+    whole.tensors["pre_quant_scale"] = scale
+    layer = make("RowParallelLinear", 64, 24, quant=quant(pre_quant_scale=True))
+    load(layer, whole)
+    own = slice(32 * rank, 32 * rank + 32)
+    expected = whole.weight[:, own] * scale[own].double()
+    torch.testing.assert_close(finished_weight(layer).double(), expected, rtol=1e-6, atol=0)
+
+
+def test_a_layer_whose_pre_quant_scale_was_folded_away_has_none(as_rank: AsRank) -> None:
+    as_rank(0, 1)
+    whole = in_modelopt(member(24, 64, 1.0), 0.5)
+    layer = make("ReplicatedLinear", 64, 24, quant=quant(pre_quant_scale=True))
+    load(layer, whole)
+    torch.testing.assert_close(finished_weight(layer).double(), whole.weight, rtol=1e-6, atol=0)
+    assert layer.pre_quant_scale is None
+
+
+def fused(*scales: torch.Tensor | None) -> Any:
+    layer = make("MergedColumnParallelLinear", 64, [16, 16], quant=quant(pre_quant_scale=True))
+    for number, scale in enumerate(scales):
+        part = in_modelopt(member(16, 64, 1.0), 0.5)
+        if scale is not None:
+            part.tensors["pre_quant_scale"] = scale
+        load(layer, part, number)
+    return layer
+
+
+def test_fused_members_must_share_their_pre_quant_scale(as_rank: AsRank) -> None:
+    as_rank(0, 1)
+    ones = torch.ones(64)
+    finished_weight(fused(ones, ones))
+    with pytest.raises(QuantError, match=r"proj\.pre_quant_scale, member 1: expected the values of the members loaded"):
+        fused(ones, 2 * ones)
+    with pytest.raises(QuantError, match=r"proj\.pre_quant_scale, member 1: expected a tensor, got none"):
+        finished_weight(fused(ones, None))
+
+
+@pytest.mark.parametrize("scale", [torch.ones(63), torch.full((64,), torch.nan)])
+def test_a_pre_quant_scale_that_does_not_fit_is_refused(as_rank: AsRank, scale: torch.Tensor) -> None:
+    as_rank(0, 1)
+    with pytest.raises(QuantError, match=r"proj\.pre_quant_scale: expected 64 numbers"):
+        whole = in_modelopt(member(24, 64, 1.0), 0.5)
+        whole.tensors["pre_quant_scale"] = scale
+        load(make("ReplicatedLinear", 64, 24, quant=quant(pre_quant_scale=True)), whole)
+
+
+# What is quantized, where the config does not say it exactly.
+
+
+def test_the_tensors_decide_where_exclude_modules_is_missing(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model", modelopt_linear, MODELOPT)
+    config = QuasarNvfp4Config.from_config(nested(exclude_modules=...))
+    config.maybe_update_config(str(model))
+    assert {"lm_head", "model.embed_tokens"} < set(config.config.ignore)
+    assert not any("proj" in name for name in config.config.ignore)
+
+
+def test_weights_that_are_neither_nvfp4_nor_16_bit_are_refused(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model", modelopt_linear, MODELOPT)
+    down = "model.layers.1.mlp.down_proj"
+    tensors = read_shard(model / SECOND)
+    tensors[f"{down}.weight"] = ("F8_E4M3", [64, 128], b"\x38" * 64 * 128)
+    write_safetensors(model / SECOND, tensors)
+    with pytest.raises(QuantError, match=rf"{down}: expected NVFP4 or 16-bit weights, got FP8 \(F8_E4M3 weights\)"):
+        QuasarNvfp4Config.from_config(nested()).maybe_update_config(str(model))
+
+
+def test_a_model_with_a_missing_shard_is_refused_before_it_is_loaded(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model", modelopt_linear, MODELOPT)
+    (model / SECOND).unlink()
+    with pytest.raises(QuantError, match=rf"{SECOND}: expected a file, which the index names"):
+        QuasarNvfp4Config.from_config(json.loads((model / "hf_quant_config.json").read_text())).maybe_update_config(
+            str(model)
+        )
