@@ -45,7 +45,7 @@ class CalibrationSettings:
     """`windows` pieces of `window_tokens` tokens, drawn from `text` with `seed`."""
 
     text: Text
-    windows: int = 8
+    windows: int = 16
     window_tokens: int = 512
     seed: int = 0
 

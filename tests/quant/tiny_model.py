@@ -4,6 +4,7 @@ from pathlib import Path
 
 import torch
 from tokenizers import Regex, Tokenizer
+from tokenizers.decoders import Fuse
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -16,6 +17,7 @@ def tiny_model(directory: Path, *, seed: int = 0) -> Path:
     """Writes the model; its weights are random but not alike, so that layers and columns differ in size."""
     vocabulary = {"<unk>": 0, "</s>": 1} | {character: number for number, character in enumerate(ALPHABET, start=2)}
     tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.decoder = Fuse()
     tokenizer.pre_tokenizer = Split(Regex(r"[\s\S]"), behavior="isolated")
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>", unk_token="<unk>")
     config = LlamaConfig(

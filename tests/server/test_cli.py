@@ -187,3 +187,56 @@ def planned_model(tmp_path: Path) -> Path:
 
     config, entries = dense("8B")
     return write(tmp_path, config, {"model.safetensors": entries}, index=False)
+
+
+def test_eval_hands_a_directory_over_and_writes_json_and_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from quant.evaluate.run import EvalReport, EvalSettings, ModelResult
+    from quant.evaluate.text import TextResult
+
+    calls = []
+
+    def evaluate(directory: Path, source: Path | None, settings: EvalSettings, on_progress: OnProgress) -> EvalReport:
+        calls.append((directory, source, settings.parts, settings.tokens, settings.w4a4))
+        return EvalReport(ModelResult("m", TextResult(9, 12.5, 1.0)), None, {}, ("a note",))
+
+    monkeypatch.setattr("quant.evaluate.run.evaluate_directory", evaluate)
+    files = ["--json", str(tmp_path / "r.json"), "--html", str(tmp_path / "r.html")]
+    code, out, _ = run("eval", "m", "--source", "s", "--only", "text", "--tokens", "99", "--w4a4", *files)
+    assert code == 0
+    assert calls == [(Path("m"), Path("s"), ("text",), 99, True)]
+    assert out.splitlines() == ["m", "a note", "perplexity: 12.5000"]
+    assert json.loads((tmp_path / "r.json").read_text())["model"]["text"]["perplexity"] == 12.5
+    assert "a note" in (tmp_path / "r.html").read_text()
+
+
+def test_eval_hands_a_url_over_with_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    from quant.evaluate.run import EvalReport, EvalSettings, ModelResult
+    from quant.evaluate.server import ServerModel
+
+    calls = []
+
+    def evaluate(server: ServerModel, settings: EvalSettings, on_progress: OnProgress) -> EvalReport:
+        calls.append(server)
+        return EvalReport(ModelResult("m"), None, {}, ())
+
+    monkeypatch.setattr("quant.evaluate.run.evaluate_server", evaluate)
+    monkeypatch.setenv("VOLTSERVE_API_KEY", "k")
+    code, _, _ = run("eval", "http://127.0.0.1:8000/")
+    assert code == 0
+    assert calls == [ServerModel("http://127.0.0.1:8000", "k")]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["m", "--only", "txt"], "expected one of text, questions, long, got txt"),
+        (["http://127.0.0.1:1", "--source", "s"], "--source needs a model directory"),
+        (["http://127.0.0.1:1"], "expected an answer"),
+        (["nowhere"], "nowhere"),
+    ],
+)
+def test_eval_refuses_what_it_cannot_measure(arguments: list[str], message: str) -> None:
+    code, _, err = run("eval", *arguments)
+    assert code in (1, 2)
+    assert message in err
+    assert "Traceback" not in err
