@@ -159,8 +159,10 @@ def keys_list(file: KeysFile) -> None:
         keys = read_keys(file)
     for key in keys:
         limits = {"requests a minute": key.requests_per_minute, "at once": key.max_concurrent}
-        told = ", ".join(f"{value or 'no limit of'} {what}" for what, value in limits.items() if value is not None)
-        print(f"{key.name}  {key.created:%Y-%m-%d}  {told or 'the limits of serve'}")
+        told = "; ".join(
+            f"{what}: {'as serve has it' if value is None else value or 'no limit'}" for what, value in limits.items()
+        )
+        print(f"{key.name}  {key.created:%Y-%m-%d}  {told}")
 
 
 @keys_app.command("revoke")

@@ -52,7 +52,21 @@ class Settings(BaseModel):
     memory_plan: Literal["enforce", "warn"] = Field(
         "enforce", description="enforce or warn: what to do where the model cannot fit the GPUs"
     )
+    step_timeout: float = Field(
+        60, gt=0, description="seconds one step of the engine may take until the engine counts as degraded"
+    )
+    keys_file: str = Field("", description="file of API keys (voltserve keys); without it no key is needed")
+    requests_per_minute: int = Field(0, ge=0, description="requests a minute of one key (or address); 0: no limit")
+    max_concurrent: int = Field(0, ge=0, description="requests of one key (or address) at once; 0: no limit")
+    max_in_flight: int = Field(256, gt=0, description="requests at the engine at once; more wait in a queue")
+    queue_size: int = Field(256, ge=0, description="requests that may wait; more are refused with 503")
+    queue_timeout: float = Field(60, gt=0, description="seconds a request may wait")
     max_body_bytes: int = Field(32 * 2**20, gt=0, description="largest request body")
+    max_prompt_chars: int = Field(2_000_000, gt=0, description="longest prompt, in characters or tokens")
+    max_sequences: int = Field(128, gt=0, description="prompts times n in one request")
+    cors_origins: tuple[str, ...] = Field(
+        (), description="web origins whose pages may call, such as https://app.example"
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="debug, info, warning or error")
     log_format: Literal["text", "json"] = Field("text", description="text or json")
 
@@ -75,7 +89,7 @@ class Config(Settings):
 def setting_flags() -> dict[str, Flag]:
     """voltserve's own settings as flags. Their values stay text until the configuration is validated as a whole."""
     names = (name.replace("_", "-") for name in Settings.model_fields)
-    return {name: Flag(name, kind="text", several=name == "served-model-name") for name in names}
+    return {name: Flag(name, kind="text", several=name in {"served-model-name", "cors-origins"}) for name in names}
 
 
 def all_flags() -> dict[str, Flag]:
@@ -198,7 +212,8 @@ def _validate(own: Mapping[str, Any], sources: Mapping[str, str]) -> Settings:
 def _listening(settings: Settings) -> list[Decision]:
     if is_loopback(settings.host):
         return []
-    reason = "asked for; anyone who can reach this address can use the model"
+    who = "who has an API key" if settings.keys_file else "who can reach this address; --keys-file asks for a key"
+    reason = f"asked for; the model can be used by anyone {who}"
     return [Decision("listening", f"{settings.host}, beyond this machine", reason)]
 
 

@@ -18,8 +18,8 @@ log = structlog.get_logger("voltserve.access")
 class AccessMiddleware:
     """Pure ASGI, so that it neither buffers a stream nor hides a client's going away.
 
-    Puts into `scope["state"]`: `request_id`, and `outcome`, the status that the log and the metrics show where it is
-    not the one sent (a stream that broke off, a client that left).
+    Puts `request_id` into `scope["state"]`. Reads there `key`, the name of the API key, and `outcome`, the status that
+    the log and the metrics show where it is not the one sent (a stream that broke off, a client that left).
     """
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
@@ -67,6 +67,7 @@ class AccessMiddleware:
             "request",
             request_id=scope["state"]["request_id"],
             client=(scope["client"] or ("?",))[0],
+            key=scope["state"].get("key"),
             method=method,
             path=scope["path"],
             status=status,

@@ -1,10 +1,12 @@
 """The gateway's application: the table of proxied routes, voltserve's own routes, and errors in one form."""
 
-from collections.abc import Callable
+import asyncio
+from typing import Any
 
 import httpx
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Match, Route
@@ -14,10 +16,13 @@ from server.config import Config
 from server.gateway import health
 from server.gateway.access import AccessMiddleware
 from server.gateway.errors import APIError
+from server.gateway.guard import Guard
 from server.gateway.metrics import Metrics
-from server.gateway.proxy import InFlight, Proxy, check_ready
+from server.gateway.pool import Pool, Upstream, not_ready
+from server.gateway.proxy import InFlight, Proxy
 from server.gateway.routes import PROXIED
-from server.supervisor import Status
+
+LISTING_LIMIT = 10.0  # seconds; engines list their models without computing anything
 
 
 class Gateway:
@@ -25,40 +30,78 @@ class Gateway:
 
     Args:
         config: the merged configuration.
-        client: reaches the engine.
-        status: the supervisor's present status.
+        pool: the engines.
+
+    Raises:
+        ConfigError: the file of API keys cannot be used.
     """
 
-    def __init__(self, config: Config, client: httpx.AsyncClient, status: Callable[[], Status]) -> None:
+    def __init__(self, config: Config, pool: Pool) -> None:
         self.metrics = Metrics()
         self.in_flight = InFlight()
         self.metrics.in_flight.set_function(lambda: self.in_flight.count)
-        self._client = client
-        self._status = status
+        self.metrics.queued.set_function(lambda: pool.waiting)
+        self._pool = pool
+        self._guard = Guard(config)
         app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
         for route in PROXIED:
-            proxy = Proxy(route, client, status, config.max_body_bytes, self.in_flight, self.metrics)
+            proxy = Proxy(route, pool, self._guard, self.in_flight, self.metrics)
             app.router.routes.append(LabelledRoute(route.path, proxy, methods=[route.method]))
+        app.router.routes.append(LabelledRoute("/v1/models", self._models, methods=["GET"]))
         app.router.routes.append(LabelledRoute("/v1/models/{model:path}", self._one_model, methods=["GET"]))
-        app.include_router(health.router(config, status, client, self.metrics))
+        app.include_router(health.router(config, pool, self.metrics))
         app.add_exception_handler(HTTPException, _http_error)
         app.add_exception_handler(APIError, _api_error)
         app.add_exception_handler(Exception, _bug)
-        self.app: ASGIApp = AccessMiddleware(app, self.metrics)
+        self.app: ASGIApp = AccessMiddleware(_with_cors(app, config.cors_origins), self.metrics)
+
+    async def _models(self, request: Request) -> Response:
+        """`GET /v1/models`."""
+        return JSONResponse({"object": "list", "data": await self._listed(request)})
 
     async def _one_model(self, request: Request) -> Response:
-        """`GET /v1/models/{model}`, which vLLM does not serve, from the engine's list."""
-        check_ready(self._status())
+        """`GET /v1/models/{model}`, which vLLM does not serve, from the engines' lists."""
         name = request.path_params["model"]
-        try:
-            listing = (await self._client.get("/v1/models")).raise_for_status().json()
-        except httpx.HTTPError as error:
-            raise APIError(502, "engine_unavailable", f"the engine did not list its models: {error}") from error
-        for model in listing["data"]:
+        models = await self._listed(request)
+        for model in models:
             if model["id"] == name:
                 return JSONResponse(model)
-        served = ", ".join(model["id"] for model in listing["data"])
+        served = ", ".join(model["id"] for model in models)
         raise APIError(404, "model_not_found", f"the model {name!r} does not exist; served: {served}")
+
+    async def _listed(self, request: Request) -> list[dict[str, Any]]:
+        """The models that can be used now, each once."""
+        self._guard.client(request.scope)
+        ready = [upstream for upstream in self._pool.upstreams if upstream.ready]
+        if not ready:
+            raise not_ready(self._pool.upstreams[0].status())
+        listings = await asyncio.gather(*(_listing(upstream) for upstream in ready))
+        models = {model["id"]: model for listing in reversed(listings) for model in listing}
+        return list(models.values())
+
+
+async def _listing(upstream: Upstream) -> list[dict[str, Any]]:
+    try:
+        answer = await upstream.client.get("/v1/models", timeout=LISTING_LIMIT)
+        models: list[dict[str, Any]] = answer.raise_for_status().json()["data"]
+    except httpx.HTTPError as error:
+        detail = f"{type(error).__name__} {error}"
+        raise APIError(502, "engine_unavailable", f"the engine did not list its models: {detail}") from error
+    return models
+
+
+def _with_cors(app: ASGIApp, origins: tuple[str, ...]) -> ASGIApp:
+    """Answers pages of these origins only, and never with cookies. Client libraries add header fields of their own."""
+    if not origins:
+        return app
+    return CORSMiddleware(
+        app,
+        allow_origins=origins,
+        allow_methods=["GET", "POST"],
+        allow_headers=["*"],
+        expose_headers=["x-request-id", "retry-after"],
+        max_age=3600,
+    )
 
 
 class LabelledRoute(Route):

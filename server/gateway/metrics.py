@@ -33,6 +33,13 @@ class Metrics:
             registry=self.registry,
         )
         self.in_flight = Gauge("voltserve_requests_in_flight", "Requests at the engine", registry=self.registry)
+        self.queued = Gauge("voltserve_requests_queued", "Requests that wait for a place", registry=self.registry)
+        self.refused = Counter(
+            "voltserve_requests_refused",
+            "Requests the gateway answered with an error, by the error's code",
+            ["code"],
+            registry=self.registry,
+        )
         self.first_byte = Histogram(
             "voltserve_time_to_first_byte_seconds",
             "From a request's arrival to the first byte of its response's body",

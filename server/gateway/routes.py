@@ -13,7 +13,6 @@ class ProxiedRoute:
 
 
 PROXIED = (
-    ProxiedRoute("/v1/models", "GET", has_body=False),
     ProxiedRoute("/v1/completions", "POST", has_body=True),
     ProxiedRoute("/v1/chat/completions", "POST", has_body=True),
     ProxiedRoute("/v1/embeddings", "POST", has_body=True),

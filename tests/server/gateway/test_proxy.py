@@ -9,20 +9,12 @@ import pytest
 from openai import APIError, NotFoundError, OpenAI
 
 from tests.server.conftest import LIMIT, Served, wait_for
+from tests.server.gateway.inprocess import error_of
 
 
 @pytest.fixture
 def client(served: Served) -> OpenAI:
     return OpenAI(base_url=f"{served.url}/v1", api_key="a-secret", max_retries=0)
-
-
-def error_of(response: httpx.Response) -> dict[str, Any]:
-    """The error object; fails where the body is not in OpenAI's form."""
-    body = response.json()
-    assert set(body) == {"error"}
-    assert set(body["error"]) == {"message", "type", "param", "code"}
-    error: dict[str, Any] = body["error"]
-    return error
 
 
 def test_completion_chat_and_models_work_with_the_openai_client(served: Served, client: OpenAI) -> None:

@@ -1,0 +1,153 @@
+"""Who may ask, and how large a request may be. Everything here is decided before the engine hears of the request."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any, NoReturn
+
+from starlette.datastructures import Headers
+from starlette.types import Receive, Scope
+
+from server.config import Config
+from server.gateway.errors import APIError
+from server.gateway.limits import Client, ClientLimits
+from server.keys import KeyRing, KeysUnreadableError
+
+
+class Guard:
+    """Tells clients apart and bounds their requests.
+
+    Raises:
+        ConfigError: the file of API keys cannot be used.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._keys = KeyRing(Path(config.keys_file)) if config.keys_file else None
+        self.limits = ClientLimits()
+
+    def client(self, scope: Scope) -> Client:
+        """Who asks; the name of a key goes into the request's log line.
+
+        Raises:
+            APIError: 401 without a valid key, where keys are needed.
+        """
+        config = self._config
+        if self._keys is None:
+            address = (scope["client"] or ("local",))[0]
+            return Client(address, config.requests_per_minute, config.max_concurrent)
+        scheme, _, presented = Headers(scope=scope).get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer" or not presented.strip():
+            raise _unauthorized("no API key given: send it as `Authorization: Bearer KEY`")
+        try:
+            key = self._keys.find(presented.strip())
+        except KeysUnreadableError as error:
+            # The reason is in the log; a path on this machine is nobody else's business.
+            raise APIError(503, "keys_unusable", "the server's file of API keys cannot be used") from error
+        if key is None:
+            raise _unauthorized("the API key is not valid here")
+        scope["state"]["key"] = key.name
+        rate = config.requests_per_minute if key.requests_per_minute is None else key.requests_per_minute
+        concurrent = config.max_concurrent if key.max_concurrent is None else key.max_concurrent
+        return Client(key.name, rate, concurrent)
+
+    async def body(self, scope: Scope, receive: Receive) -> bytes | None:
+        """The whole request body within the size limit; None if the client went away before its end."""
+        return await read_body(Headers(scope=scope), receive, self._config.max_body_bytes)
+
+    def check_size(self, request: dict[str, Any]) -> None:
+        """Raises APIError 400 where a request holds more text or more sequences than one request may."""
+        prompts = request.get("prompt")
+        several = len(prompts) if isinstance(prompts, list) and prompts and not isinstance(prompts[0], int) else 1
+        if several * _number(request.get("n")) > self._config.max_sequences:
+            message = f"prompts times n exceeds {self._config.max_sequences}, the most in one request (--max-sequences)"
+            raise APIError(400, "too_many_sequences", message)
+        size = sum(text_size(request.get(name)) for name in ("prompt", "messages", "input", "instructions"))
+        if size > self._config.max_prompt_chars:
+            message = f"a prompt of {size} characters; at most {self._config.max_prompt_chars} (--max-prompt-chars)"
+            raise APIError(400, "prompt_too_long", message)
+
+
+def _unauthorized(message: str) -> APIError:
+    return APIError(401, "invalid_api_key", message, {"WWW-Authenticate": "Bearer"})
+
+
+async def read_body(headers: Headers, receive: Receive, limit: int) -> bytes | None:
+    """The whole request body; None if the client went away before its end.
+
+    Raises:
+        APIError: 413, as soon as more than `limit` bytes are announced or have come.
+    """
+    too_large = APIError(413, "request_too_large", f"the request body exceeds {limit} bytes (--max-body-bytes)")
+    if int(headers.get("content-length", "0")) > limit:  # the HTTP parser has checked that it is a number
+        raise too_large
+    body = bytearray()
+    more = True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return None
+        body += message.get("body", b"")
+        if len(body) > limit:
+            raise too_large
+        more = message.get("more_body", False)
+    return bytes(body)
+
+
+def parse_object(body: bytes) -> dict[str, Any]:
+    """A request body's JSON object, by RFC 8259 to the letter.
+
+    Python's parser also takes other encodings than UTF-8, NaN, Infinity, and half a surrogate pair: the engine would
+    take them too and then fail on them with a 500.
+
+    Raises:
+        APIError: 400, where it is not one.
+    """
+    try:
+        value = json.loads(body.decode("utf-8"), parse_constant=_no_such_constant)
+        if b"\\ud" in body.lower():
+            json.dumps(value, ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise _invalid("it holds half of a surrogate pair") from error
+    except RecursionError as error:
+        raise _invalid("it is nested too deeply") from error
+    except ValueError as error:
+        raise _invalid(str(error)) from error
+    if not isinstance(value, dict):
+        raise APIError(400, "invalid_json", f"the request body must be a JSON object, not {type(value).__name__}")
+    return value
+
+
+def _invalid(reason: str) -> APIError:
+    return APIError(400, "invalid_json", f"the request body is not valid JSON: {reason}")
+
+
+def _no_such_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON value")
+
+
+def text_size(value: object) -> int:
+    """Characters of a prompt, a list of messages or an input; a token counts as one. Images do not count."""
+    size = 0
+    rest = [value]
+    while rest:  # no recursion: clients choose the depth
+        one = rest.pop()
+        if isinstance(one, str):
+            size += len(one)
+        elif isinstance(one, list):
+            rest += one
+        elif isinstance(one, dict):
+            rest += [one.get("content"), one.get("text")]
+        elif isinstance(one, int):
+            size += 1
+    return size
+
+
+def _number(value: object) -> float:
+    """What the engine takes for a number, which includes texts such as "8"; 1 for anything else, which it refuses."""
+    try:
+        return float(value) if isinstance(value, int | float | str) else 1
+    except OverflowError:
+        return math.inf
+    except ValueError:
+        return 1

@@ -1,0 +1,202 @@
+"""API keys: a file of names, SHA-256 digests and limits, read by the gateway and written by `voltserve keys`.
+
+A key is 256 random bits. Its digest is one unsalted SHA-256: salts and slow hashes protect what people think up, and
+NIST SP 800-63B (5.1.2.2) asks for no more than an approved one-way hash where a secret has 112 bits of entropy or more.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import hmac
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Annotated, Literal
+
+import structlog
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from server.errors import ConfigError, unknown_name
+
+PREFIX = "vs-"
+KEY_BYTES = 32
+PRIVATE = 0o600
+
+log = structlog.get_logger("voltserve.keys")
+
+
+class ApiKey(BaseModel):
+    """One key. A limit that is None is serve's own, of `--requests-per-minute` or `--max-concurrent`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: Annotated[str, Field(pattern=r"^[\w.@-]{1,64}$")]
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    created: datetime
+    requests_per_minute: Annotated[int, Field(ge=0)] | None = None
+    max_concurrent: Annotated[int, Field(ge=0)] | None = None
+
+
+class _KeyFile(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    schema_version: Annotated[Literal[1], Field(alias="schema")] = 1
+    keys: tuple[ApiKey, ...] = ()
+
+
+def digest(key: str) -> str:
+    """What is kept of a key."""
+    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def read_keys(path: Path) -> tuple[ApiKey, ...]:
+    """The keys of a file.
+
+    Raises:
+        ConfigError: it is missing, readable by others, or malformed.
+    """
+    try:
+        mode = stat.S_IMODE(path.stat().st_mode)
+        text = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"API keys: {path}: {error.strerror}; make it with `voltserve keys add NAME`") from error
+    if mode & 0o077:
+        raise ConfigError(f"API keys: {path} has mode {mode:o}, open to other users; run: chmod 600 {path}")
+    try:
+        keys = _KeyFile.model_validate_json(text).keys
+    except ValidationError as error:
+        problem = error.errors()[0]
+        where = ".".join(str(part) for part in problem["loc"])
+        raise ConfigError(f"API keys: {path}: {where or 'file'}: {problem['msg']}") from error
+    names = [key.name for key in keys]
+    twice = {name for name in names if names.count(name) > 1}
+    if twice:
+        raise ConfigError(f"API keys: {path}: the name {min(twice)!r} comes twice")
+    return keys
+
+
+def add_key(path: Path, name: str, requests_per_minute: int | None = None, max_concurrent: int | None = None) -> str:
+    """Adds a key, making the file where there is none. Returns the key, which is written nowhere.
+
+    Raises:
+        ConfigError: the name is taken or malformed, or the file is (see `read_keys`).
+    """
+    key = PREFIX + secrets.token_urlsafe(KEY_BYTES)
+    with _locked(path):
+        keys = read_keys(path) if path.exists() else ()
+        if name in {one.name for one in keys}:
+            raise ConfigError(f"API keys: {path} has a key named {name!r}; revoke it first, or take another name")
+        try:
+            added = ApiKey(
+                name=name,
+                sha256=digest(key),
+                created=datetime.now(timezone.utc).replace(microsecond=0),
+                requests_per_minute=requests_per_minute,
+                max_concurrent=max_concurrent,
+            )
+        except ValidationError as error:
+            problem = error.errors()[0]
+            raise ConfigError(f"API key {name!r}: {problem['loc'][0]}: {problem['msg']}") from error
+        _write(path, (*keys, added))
+    return key
+
+
+def revoke_key(path: Path, name: str) -> None:
+    """Removes a key; a running gateway refuses it within a second.
+
+    Raises:
+        ConfigError: there is no key of this name, or the file is malformed.
+    """
+    with _locked(path):
+        keys = read_keys(path)
+        if name not in {key.name for key in keys}:
+            raise ConfigError(f"API keys: {path}: {unknown_name('key', name, [key.name for key in keys])}")
+        _write(path, tuple(key for key in keys if key.name != name))
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """One writer at a time. The lock is the folder's: the file itself is replaced by each write."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise ConfigError(f"API keys: {path.parent}: {error.strerror}") from error
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
+
+
+def _write(path: Path, keys: tuple[ApiKey, ...]) -> None:
+    """Replaces the file as a whole, so that a gateway reads the old keys or the new."""
+    text = _KeyFile(keys=keys).model_dump_json(indent=2, by_alias=True, exclude_none=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        partial.touch(PRIVATE, exist_ok=False)
+        with partial.open("w", encoding="utf-8") as file:
+            file.write(text + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise ConfigError(f"API keys: {path} cannot be written: {error.strerror}") from error
+
+
+class KeysUnreadableError(Exception):
+    """The file of keys cannot be used, so nobody can be let in."""
+
+
+class KeyRing:
+    """The keys of a file, read again when it changes.
+
+    Raises:
+        ConfigError: the file cannot be used at start.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._seen = self._version()
+        self._keys = read_keys(path)
+        self._problem = ""
+
+    def find(self, presented: str) -> ApiKey | None:
+        """The key that `presented` is, or None. Compares with every key, in a time that tells nothing of any.
+
+        Raises:
+            KeysUnreadableError: the file has become unusable. Former keys do not go on: one of them may be revoked.
+        """
+        self._reload()
+        if self._problem:
+            raise KeysUnreadableError(self._problem)
+        wanted = digest(presented)
+        found = None
+        for key in self._keys:
+            if hmac.compare_digest(key.sha256, wanted):
+                found = key
+        return found
+
+    def _reload(self) -> None:
+        version = self._version()
+        if version == self._seen:
+            return
+        self._seen = version
+        try:
+            self._keys, self._problem = read_keys(self._path), ""
+            log.info("API keys read again", keys=len(self._keys))
+        except ConfigError as error:
+            self._problem = str(error)
+            log.error("API keys unusable; every request is refused", problem=self._problem)  # noqa: TRY400
+
+    def _version(self) -> tuple[int, ...]:
+        """Changes with the file's content or mode; empty where it is missing."""
+        try:
+            status = self._path.stat()
+        except OSError:
+            return ()
+        return (status.st_ino, status.st_mtime_ns, status.st_size, status.st_mode)

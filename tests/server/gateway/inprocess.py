@@ -1,0 +1,75 @@
+"""A gateway and fake engines in this process, joined without sockets: for what needs many requests or exact timing."""
+
+import json
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from server.config import Config, load_config
+from server.devices import Devices
+from server.gateway import Gateway
+from server.gateway.limits import Admission
+from server.gateway.pool import Pool, Upstream
+from server.supervisor import State, Status
+from tests.fakes.engine import FakeEngine, Start
+
+
+def config_of(*flags: str) -> Config:
+    return load_config(["--model", "m", *flags], {}, lambda: Devices((), "none"))
+
+
+@dataclass
+class Engine:
+    """A fake engine, ready from the first moment; `status` is what its supervisor would say."""
+
+    name: str = "m"
+    models: tuple[str, ...] = ("m",)
+    status: Status = field(
+        default_factory=lambda: Status(State.READY, "for a test", time.monotonic(), time.monotonic())
+    )
+    fake: FakeEngine = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.fake = FakeEngine(Path("/nonexistent"), list(self.models), Start())
+
+    def enter(self, state: State) -> None:
+        self.status = replace(self.status, state=state, reason=f"{state.value} for a test")
+
+    def upstream(self, config: Config) -> Upstream:
+        client = httpx.AsyncClient(transport=httpx.ASGITransport(self.fake.app), base_url="http://engine", timeout=60)
+        admission = Admission(config.max_in_flight, config.queue_size, config.queue_timeout)
+        return Upstream(self.name, self.models, client, lambda: self.status, admission)
+
+
+class InProcess:
+    """The gateway of `flags` before `engines` (one called m by default), and a client of it."""
+
+    def __init__(self, *flags: str, engines: tuple[Engine, ...] = ()) -> None:
+        config = config_of(*flags)
+        self.engines = engines or (Engine(),)
+        self.pool = Pool([engine.upstream(config) for engine in self.engines])
+        self.gateway = Gateway(config, self.pool)
+        self.client = self.connect()
+
+    def connect(self, address: str = "192.0.2.1") -> httpx.AsyncClient:
+        """A client that comes from `address`."""
+        transport = httpx.ASGITransport(self.gateway.app, raise_app_exceptions=False, client=(address, 1))
+        return httpx.AsyncClient(transport=transport, base_url="http://gateway", timeout=60)
+
+    async def ask(self, key: str = "", client: httpx.AsyncClient | None = None, **body: Any) -> httpx.Response:
+        """A completion."""
+        headers = {"authorization": f"Bearer {key}"} if key else {}
+        content = {"model": "m", "prompt": "Hi", **body}
+        return await (client or self.client).post("/v1/completions", json=content, headers=headers)
+
+
+def error_of(response: httpx.Response) -> dict[str, Any]:
+    """The error object; fails where the body is not in OpenAI's form."""
+    body = json.loads(response.text)
+    assert set(body) == {"error"}
+    assert set(body["error"]) == {"message", "type", "param", "code"}
+    error: dict[str, Any] = body["error"]
+    return error
