@@ -123,7 +123,7 @@ def quantize_checkpoint(
         written = _write_shards(checkpoint, selection, out, group_size, done, on_progress)
         if (src / INDEX_NAME).exists():
             write_index(out, written)
-        _copy_files(src, out)
+        copy_files(src, out)
         # Linears whose K does not fit match none of the patterns, so engines are told their names.
         modules = [name.removesuffix(".weight") for name in selection.kept if name.endswith(".weight")]
         misfits = tuple(
@@ -322,8 +322,9 @@ def _to_16_bits(tensor: torch.Tensor, where: str) -> torch.Tensor:
     return half
 
 
-def _copy_files(src: Path, out: Path) -> None:
+def copy_files(src: Path, out: Path, *, without: tuple[str, ...] = ("config.json",)) -> None:
+    """Copies what stands beside the weights: tokenizer, settings, licence; not the weights' index, not `without`."""
     for path in src.iterdir():
-        skipped = path.name == "config.json" or path.name.startswith(".") or path.name.endswith(".index.json")
+        skipped = path.name in without or path.name.startswith(".") or path.name.endswith(".index.json")
         if path.is_file() and not skipped and any(path.match(pattern) for pattern in COPIED):
             shutil.copyfile(path, out / path.name)

@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -329,6 +330,36 @@ def inspect(
     with _user_errors():
         summary = inspect_model(directory)
     print(json.dumps(summary.as_dict(), indent=2, ensure_ascii=False) if as_json else summary_text(summary))
+
+
+class ModelFormat(str, Enum):
+    """What `convert` writes."""
+
+    COMPRESSED_TENSORS = "compressed-tensors"
+    MODELOPT = "modelopt"
+    QUASARNVFP4 = "quasarnvfp4"
+
+
+@app.command()
+def convert(
+    source: Annotated[Path, typer.Argument(metavar="SRC", help="NVFP4 model directory.")],
+    destination: Annotated[Path, typer.Argument(metavar="DST", help="Directory to make.")],
+    model_format: Annotated[ModelFormat, typer.Option("--format", help="Format to write.")],
+    nearest: Annotated[
+        bool, typer.Option("--nearest", help="Round global scales that the format cannot hold, rather than refuse.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Convert an NVFP4 model directory to another format, without changing a value."""
+    from quant.convert import convert_checkpoint
+
+    with _user_errors(), _progress() as on_progress:
+        report = convert_checkpoint(source, destination, model_format.value, nearest=nearest, on_progress=on_progress)
+    if as_json:
+        print(json.dumps({**asdict(report), "rounded": list(report.rounded)}, indent=2))
+        return
+    exactly = f"{len(report.rounded)} scales rounded" if report.rounded else "every value kept"
+    print(f"{destination}: {report.linears} linears from {report.source_format} to {model_format.value}, {exactly}")
 
 
 @app.command()

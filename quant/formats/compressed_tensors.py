@@ -28,7 +28,9 @@ GROUP_SIZES = (16, 32)
 _REMEDY = "Check that the model is compressed-tensors NVFP4 and download it again"
 
 
-def write_config(group_size: int, ignore: tuple[str, ...], *, w4a4: bool = False) -> dict[str, object]:
+def write_config(
+    group_size: int, ignore: tuple[str, ...], *, w4a4: bool = False, kv_cache: str = ""
+) -> dict[str, object]:
     """The `quantization_config` of a model. Group 32 is the same format with another `group_size`."""
     common = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": group_size, "symmetric": True}
     weights = {**common, "dynamic": False, "scale_dtype": "torch.float8_e4m3fn"}
@@ -40,7 +42,7 @@ def write_config(group_size: int, ignore: tuple[str, ...], *, w4a4: bool = False
         "quantization_status": "compressed",
         "config_groups": {"group_0": group},
         "ignore": list(ignore),
-        "kv_cache_scheme": None,
+        "kv_cache_scheme": {"num_bits": 8, "type": "float", "dynamic": False} if kv_cache == "fp8" else None,
     }
 
 

@@ -74,6 +74,40 @@ def read_config(data: Mapping[str, object], source: str) -> Scheme:
     )
 
 
+def write_file(scheme: Scheme, exclude: tuple[str, ...]) -> dict[str, object]:
+    """The contents of hf_quant_config.json for a model quantized as `scheme` says, but for the modules `exclude`."""
+    quantization = {
+        "quant_algo": _algorithm(scheme),
+        "kv_cache_quant_algo": scheme.kv_cache.upper() or None,
+        "group_size": scheme.group_size,
+        "exclude_modules": list(exclude),
+    }
+    return {"producer": {"name": "modelopt", "version": "0.33.0"}, "quantization": quantization}
+
+
+def write_config(scheme: Scheme, exclude: tuple[str, ...]) -> dict[str, object]:
+    """The same as config.json's quantization_config."""
+    weights = {"num_bits": 4, "type": "float", "group_size": scheme.group_size, "dynamic": False}
+    group: dict[str, object] = {"targets": ["Linear"], "weights": weights}
+    if scheme.w4a4:
+        group["input_activations"] = weights
+    config: dict[str, object] = {
+        "quant_method": "modelopt",
+        "quant_algo": _algorithm(scheme),
+        "config_groups": {"group_0": group},
+        "ignore": list(exclude),
+    }
+    if scheme.kv_cache == "fp8":
+        config["kv_cache_scheme"] = {"num_bits": 8, "type": "float", "dynamic": False}
+    return config
+
+
+def _algorithm(scheme: Scheme) -> str:
+    if scheme.pre_quant_scale:
+        return "NVFP4_AWQ"
+    return "NVFP4" if scheme.w4a4 else "W4A16_NVFP4"
+
+
 def _body(data: Mapping[str, object]) -> Mapping[str, object] | None:
     """The part that says `quant_algo`, nested or flat."""
     nested = data.get("quantization")

@@ -137,5 +137,7 @@ def read_shard(path: Path) -> dict:
     data = raw[8 + length :]
     header = json.loads(raw[8 : 8 + length])
     return {
-        name: (entry["dtype"], entry["shape"], data[slice(*entry["data_offsets"])]) for name, entry in header.items()
+        name: (entry["dtype"], entry["shape"], data[slice(*entry["data_offsets"])])
+        for name, entry in header.items()
+        if name != "__metadata__"
     }

@@ -72,3 +72,20 @@ def test_inspect_is_json_on_demand(tmp_path: Path) -> None:
     code, out, _ = run("inspect", "--json", write_model(tmp_path / "model"))
     assert code == 0
     assert json.loads(out)["linears"] == 14
+
+
+def test_convert_says_that_every_value_is_kept(tmp_path: Path) -> None:
+    code, out, _ = run("convert", write_model(tmp_path / "model"), tmp_path / "out", "--format", "modelopt")
+    assert code == 0
+    assert out == f"{tmp_path}/out: 14 linears from compressed-tensors to modelopt, every value kept\n"
+    assert run("verify", tmp_path / "out")[0] == 0
+
+
+def test_convert_is_json_on_demand_and_refuses_what_exists(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model")
+    code, out, _ = run("convert", "--json", model, tmp_path / "out", "--format", "quasarnvfp4")
+    assert code == 0
+    assert json.loads(out)["rounded"] == []
+    code, _, err = run("convert", model, tmp_path / "out", "--format", "quasarnvfp4")
+    assert code == 1
+    assert "exists and is not empty" in err

@@ -1,0 +1,195 @@
+"""One NVFP4 format to another, shard by shard, holding no more than one tensor at a time.
+
+Codes and block scales are the same bytes in all safetensors formats, so they are copied. Only the global scales may
+change: a multiplier becomes the divisor whose float32 reciprocal it is, and the other way round. The values that the
+result is read as are those of the source, -0 included; where a format cannot hold them, that is said and nothing is
+written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from quant.atomic import atomic_directory
+from quant.errors import QuantError
+from quant.formats import compressed_tensors, modelopt, quantize_config
+from quant.formats.linear import exact_reciprocal, is_all_zero
+from quant.formats.scheme import LinearLayout, Scheme
+from quant.jsonfile import read_object, write_object
+from quant.progress import OnProgress, Progress, ignore_progress
+from quant.quantize import copy_files
+from quant.safetensors_file import INDEX_NAME, Checkpoint, ShardWriter, TensorInfo, open_checkpoint, write_index
+from quant.verify import Report, verify
+
+# quasarnvfp4 is compressed-tensors with quantize_config.json beside it.
+LAYOUTS: Mapping[str, LinearLayout] = {
+    compressed_tensors.QUANT_METHOD: compressed_tensors.LAYOUT,
+    "modelopt": modelopt.LAYOUT,
+    quantize_config.FORMAT: compressed_tensors.LAYOUT,
+}
+_CONFIGS = ("config.json", modelopt.FILE_NAME, quantize_config.FILE_NAME)
+_LISTED = 3
+
+
+@dataclass(frozen=True)
+class ConvertReport:
+    """What was done. `rounded`: tensors whose value the format cannot hold, stored as the nearest that it can."""
+
+    source_format: str
+    linears: int
+    rounded: tuple[str, ...]
+    bytes: int
+
+
+def convert_checkpoint(
+    src: Path, dst: Path, target: str, *, nearest: bool = False, on_progress: OnProgress = ignore_progress
+) -> ConvertReport:
+    """Converts the NVFP4 model directory `src` into the new directory `dst` in the format `target`, one of LAYOUTS.
+
+    `nearest` allows global scales to be rounded to the nearest that the format can hold (by at most one unit in the
+    last place of a float32, 1.2e-7 of the value) rather than refusing. Raises QuantError for a source in which
+    `voltserve verify --headers` finds an error, one that the target cannot hold, and an existing `dst`; nothing is left
+    behind then.
+    """
+    if target not in LAYOUTS:
+        raise QuantError(f"format: expected one of {', '.join(LAYOUTS)}, got {target!r}", "Choose one of these")
+    report = verify(src, "headers")
+    for finding in report.findings:
+        if finding.severity == "error":
+            raise QuantError(f"{src}: {finding}", "See `voltserve verify`")
+    if report.scheme is None:
+        raise QuantError(f"{src}: expected an NVFP4 model, got a 16-bit one", "Use `voltserve quantize`")
+    _refuse_what_cannot_be_held(report, report.scheme, target)
+    checkpoint = open_checkpoint(src)
+    scales, rounded = _convert_scales(checkpoint, report, LAYOUTS[target])
+    if rounded and not nearest:
+        raise QuantError(
+            f"{src}: expected scales that {target} can hold exactly, got {len(rounded)} of {len(scales)} that it "
+            f"cannot, as no float32 divisor has them as its reciprocal: {', '.join(rounded[:_LISTED])}",
+            "Allow the nearest divisors with --nearest (off by at most 1.2e-7 of the value)",
+        )
+    with atomic_directory(dst) as out:
+        written = _write_shards(checkpoint, report, scales, LAYOUTS[target], out, on_progress)
+        if (src / INDEX_NAME).exists():
+            write_index(out, written)
+        copy_files(src, out, without=_CONFIGS)
+        _write_configs(src, out, report, report.scheme, target)
+    total = sum(info.nbytes for info in written.values())
+    return ConvertReport(report.scheme.format, len(report.modules.nvfp4), tuple(rounded), total)
+
+
+def _refuse_what_cannot_be_held(report: Report, scheme: Scheme, target: str) -> None:
+    held = {"", "fp8"} if LAYOUTS[target] == compressed_tensors.LAYOUT else {"", "fp8", "nvfp4"}
+    for impossible, what, why in (
+        (
+            report.modules.pre_quant_scales and target != "modelopt",
+            f"{len(report.modules.pre_quant_scales)} layers with a pre_quant_scale (NVFP4_AWQ)",
+            "only ModelOpt's format has a place for it, and multiplying it into 4-bit weights would round them",
+        ),
+        (
+            scheme.group_size != 16 and target == "modelopt",
+            f"block size {scheme.group_size}",
+            "ModelOpt's NVFP4 has 16 weights a block scale",
+        ),
+        (scheme.kv_cache not in held, f"a {scheme.kv_cache} key/value cache", f"{target} cannot say so"),
+    ):
+        if impossible:
+            raise QuantError(
+                f"{report.directory}: expected what {target} can hold, got {what}: {why}", "Keep the format"
+            )
+
+
+def _convert_scales(
+    checkpoint: Checkpoint, report: Report, target: LinearLayout
+) -> tuple[dict[str, torch.Tensor], list[str]]:
+    """Every global and input scale (float32 scalars, by the source's name) for the target; names of those rounded."""
+    scales: dict[str, torch.Tensor] = {}
+    rounded: list[str] = []
+    for module, (*_, layout) in report.modules.nvfp4.items():
+        for suffix in (layout.global_scale, layout.input_scale):
+            name = f"{module}.{suffix}"
+            if name not in checkpoint.tensors:
+                continue
+            stored = _read(checkpoint, name).reshape(1)
+            if layout.divides == target.divides:
+                scales[name] = stored
+            elif not (stored.isfinite() & (stored > 0) & (1 / stored).isfinite()):
+                if not is_all_zero(*(_read(checkpoint, f"{module}.{part}") for part in (layout.codes, layout.scales))):
+                    raise QuantError(f"{name}: expected a positive number, got {float(stored)}", "Verify the model")
+                scales[name] = torch.ones(1)
+            elif target.divides:
+                exact = exact_reciprocal(stored)
+                scales[name] = 1 / stored if exact is None else exact
+                rounded += [name] if exact is None else []
+            else:
+                scales[name] = 1 / stored
+    return scales, rounded
+
+
+def _read(checkpoint: Checkpoint, name: str) -> torch.Tensor:
+    ((_, tensor),) = checkpoint.read(checkpoint.tensors[name].shard, [name])
+    return tensor
+
+
+def _write_shards(
+    checkpoint: Checkpoint,
+    report: Report,
+    scales: Mapping[str, torch.Tensor],
+    target: LinearLayout,
+    out: Path,
+    on_progress: OnProgress,
+) -> dict[str, TensorInfo]:
+    names = {name: _renamed(name, report, target) for name in checkpoint.tensors}
+    shape = (1,) if target.divides else ()
+    written: dict[str, TensorInfo] = {}
+    total = sum(info.nbytes for info in checkpoint.tensors.values())
+    done = 0
+    for shard in checkpoint.shards:
+        own = checkpoint.names(shard)
+        planned = {
+            names[name]: TensorInfo(info.dtype, shape if name in scales else info.shape, shard)
+            for name, info in ((name, checkpoint.tensors[name]) for name in own)
+        }
+        with ShardWriter(out / shard, {name: (info.dtype, info.shape) for name, info in planned.items()}) as writer:
+            for name, tensor in checkpoint.read(shard, own):
+                writer.write(names[name], scales[name].reshape(shape) if name in scales else tensor)
+                done += tensor.nbytes
+                on_progress(Progress("converting", done, total, "bytes"))
+        written |= planned
+    return written
+
+
+def _renamed(name: str, report: Report, target: LinearLayout) -> str:
+    """The target's name for a tensor: that of a linear's part follows the layout, every other stays."""
+    module, _, suffix = name.rpartition(".")
+    if module not in report.modules.nvfp4:
+        return name
+    layout = report.modules.nvfp4[module][3]
+    parts = ("codes", "scales", "global_scale", "input_scale")
+    renamed = {getattr(layout, part): getattr(target, part) for part in parts}
+    return f"{module}.{renamed.get(suffix, suffix)}"
+
+
+def _write_configs(src: Path, out: Path, report: Report, scheme: Scheme, target: str) -> None:
+    config = read_object(src / "config.json", "Name a model directory")
+    text = config.get("text_config")
+    for holder in (config, text if isinstance(text, dict) else {}):
+        for key in ("quantization_config", "compression_config"):
+            holder.pop(key, None)
+    # What the tensors show, by name: every format understands names, none the others' patterns.
+    kept = tuple(sorted(module for module, shape in report.modules.plain.items() if len(shape) == 2))
+    if LAYOUTS[target] == compressed_tensors.LAYOUT:
+        ignore = scheme.ignore if scheme.format == compressed_tensors.QUANT_METHOD and scheme.ignore else kept
+        config["quantization_config"] = compressed_tensors.write_config(
+            scheme.group_size, ignore, w4a4=scheme.w4a4, kv_cache=scheme.kv_cache
+        )
+    else:
+        config["quantization_config"] = modelopt.write_config(scheme, kept)
+        write_object(out / modelopt.FILE_NAME, modelopt.write_file(scheme, kept))
+    if target == quantize_config.FORMAT:
+        quantize_config.write(out, quantize_config.QuantizeConfig(scheme.group_size, f"converted from {scheme.format}"))
+    write_object(out / "config.json", config)
