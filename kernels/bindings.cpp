@@ -15,6 +15,7 @@
 
 #include "cpu/kernels.h"
 #include "cpu/layout.h"
+#include "cpu/pool.h"
 #include "include/nvfp4.h"
 
 namespace {
@@ -92,7 +93,7 @@ std::tuple<Tensor, Tensor> pack(Tensor codes, Tensor block_scales, int64_t group
   const int64_t tiles = tiles_of(rows);
   Tensor packed = torch::stable::new_empty(codes, {tiles * kTileRows, columns / 2});
   Tensor scales = torch::stable::new_empty(block_scales, {tiles * kTileRows, groups});
-  torch::stable::parallel_for(0, tiles, grain(kTileRows * columns), [&](int64_t begin, int64_t end) {
+  parallel_for(tiles, grain(kTileRows * columns), [&](int64_t begin, int64_t end) {
     voltserve::cpu::pack(static_cast<const uint8_t*>(codes.const_data_ptr()), scale_bytes, rows, columns,
                          static_cast<int>(group_size), static_cast<uint8_t*>(packed.mutable_data_ptr()),
                          static_cast<uint8_t*>(scales.mutable_data_ptr()), begin, end);
@@ -131,7 +132,7 @@ Tensor linear(Tensor x, Tensor packed, Tensor scales, Tensor row_factor, int64_t
   const Tensor from = in_float(x);
   const std::optional<Tensor> add = bias ? std::optional(in_float(*bias)) : std::nullopt;
   Tensor y = torch::stable::new_empty(x, shape, ScalarType::Float);
-  torch::stable::parallel_for(0, tiles_of(w.rows), grain(kTileRows * w.columns * m), [&](int64_t begin, int64_t end) {
+  parallel_for(tiles_of(w.rows), grain(kTileRows * w.columns * m), [&](int64_t begin, int64_t end) {
     chosen()->linear(w, floats(from), m, add ? floats(*add) : nullptr, floats_of(y), begin, end);
   });
   return x.scalar_type() == ScalarType::Float ? y : torch::stable::to(y, x.scalar_type());
@@ -141,7 +142,7 @@ Tensor dequantize(Tensor packed, Tensor scales, Tensor row_factor, int64_t group
   const Nvfp4Matrix w = matrix(packed, scales, row_factor, group_size);
   expect_float("dtype", dtype);
   Tensor out = torch::stable::new_empty(row_factor, {w.rows, w.columns});
-  torch::stable::parallel_for(0, tiles_of(w.rows), grain(kTileRows * w.columns), [&](int64_t begin, int64_t end) {
+  parallel_for(tiles_of(w.rows), grain(kTileRows * w.columns), [&](int64_t begin, int64_t end) {
     chosen()->dequantize(w, floats_of(out), begin, end);
   });
   return dtype == ScalarType::Float ? out : torch::stable::to(out, dtype);
@@ -159,7 +160,7 @@ Tensor linear16(Tensor x, Tensor weight) {
   const int64_t m = x.size(0);
   Tensor y = torch::stable::new_empty(x, {m, rows});
   const Linear16 w = {static_cast<const uint16_t*>(weight.const_data_ptr()), dtype == ScalarType::BFloat16, rows, columns};
-  torch::stable::parallel_for(0, rows, grain(columns * m), [&](int64_t begin, int64_t end) {
+  parallel_for(rows, grain(columns * m), [&](int64_t begin, int64_t end) {
     chosen()->linear16(w, floats(x), m, floats_of(y), begin,
                      end);
   });
@@ -183,7 +184,7 @@ Tensor rms_norm(Tensor x, Tensor weight, double eps) {
   Tensor y = torch::stable::new_empty(x, shape_of(x));
   const auto* from = floats(x);
   auto* to = floats_of(y);
-  torch::stable::parallel_for(0, n ? x.numel() / n : 0, rows_per_thread(n), [&](int64_t begin, int64_t end) {
+  parallel_for(n ? x.numel() / n : 0, rows_per_thread(n), [&](int64_t begin, int64_t end) {
     chosen()->rms_norm(from + begin * n, nullptr, floats(weight),
                      static_cast<float>(eps), to + begin * n, end - begin, n);
   });
@@ -196,7 +197,7 @@ void add_rms_norm(Tensor x, Tensor residual, Tensor weight, double eps) {
   expect("residual", residual, ScalarType::Float, shape_of(x), true);
   auto* values = floats_of(x);
   auto* sums = floats_of(residual);
-  torch::stable::parallel_for(0, n ? x.numel() / n : 0, rows_per_thread(n), [&](int64_t begin, int64_t end) {
+  parallel_for(n ? x.numel() / n : 0, rows_per_thread(n), [&](int64_t begin, int64_t end) {
     chosen()->rms_norm(values + begin * n, sums + begin * n, floats(weight),
                      static_cast<float>(eps), values + begin * n, end - begin, n);
   });
@@ -208,7 +209,7 @@ Tensor silu_and_mul(Tensor x) {
   STD_TORCH_CHECK(!shape.empty() && shape.back() % 2 == 0, "x: expected [..., 2 n], got ", describe(x));
   const int64_t n = shape.back() /= 2;
   Tensor y = torch::stable::new_empty(x, shape);
-  torch::stable::parallel_for(0, n ? y.numel() / n : 0, rows_per_thread(n), [&](int64_t begin, int64_t end) {
+  parallel_for(n ? y.numel() / n : 0, rows_per_thread(n), [&](int64_t begin, int64_t end) {
     chosen()->silu_and_mul(floats(x) + begin * 2 * n,
                          floats_of(y) + begin * n, end - begin, n);
   });
@@ -224,6 +225,12 @@ std::string cpu_instruction_sets() {
     if (kernels->supported()) names += (names.empty() ? "" : " ") + std::string(kernels->isa);
   }
   return names;
+}
+
+// How many threads the CPU's ops use, the caller's included.
+void set_cpu_threads(int64_t threads) {
+  STD_TORCH_CHECK(threads >= 1, "threads: expected at least 1, got ", threads);
+  voltserve::cpu::set_threads(static_cast<int>(threads));
 }
 
 // For tests: from now on the ops compute with this instruction set.
@@ -251,6 +258,7 @@ STABLE_TORCH_LIBRARY(voltserve, m) {
   m.def("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor");
   m.def("add_rms_norm(Tensor(a!) x, Tensor(b!) residual, Tensor weight, float eps) -> ()");
   m.def("silu_and_mul(Tensor x) -> Tensor");
+  m.def("set_cpu_threads(int threads) -> ()");
   m.def("_cpu_instruction_sets() -> str");
   m.def("_use_cpu_instruction_set(str name) -> ()");
 }
@@ -266,6 +274,7 @@ STABLE_TORCH_LIBRARY_IMPL(voltserve, CPU, m) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(voltserve, CompositeExplicitAutograd, m) {
+  m.impl("set_cpu_threads", TORCH_BOX(&set_cpu_threads));
   m.impl("_cpu_instruction_sets", TORCH_BOX(&cpu_instruction_sets));
   m.impl("_use_cpu_instruction_set", TORCH_BOX(&use_cpu_instruction_set));
 }

@@ -22,12 +22,23 @@ FLAGS += ["-DTORCH_TARGET_VERSION=0x020a000000000000"]
 SOURCES: dict[str, list[str]] = {
     "bindings.cpp": [],
     "cpu/nvfp4_pack.cpp": [],
+    "cpu/pool.cpp": [],
     "cpu/portable.cpp": ["-O2"],
 }
 if platform.machine() == "x86_64":
     SOURCES["cpu/avx2.cpp"] = ["-mavx2", "-mfma", "-mf16c"]
     # g++ 12 takes its own headers' deliberately undefined registers for a mistake (GCC bug 105593).
     SOURCES["cpu/avx512.cpp"] = ["-mavx512f", "-mavx512bw", "-Wno-maybe-uninitialized", "-Wno-uninitialized"]
+
+# `make kernels-cuda` sets these: the CUDA kernels' objects as scripts/build_cuda.sh leaves them, and their toolkit.
+CUDA_OBJECTS = [
+    str(path) for path in sorted(Path(os.environ.get("VOLTSERVE_CUDA_OBJECTS", "/nonexistent")).glob("*.o"))
+]
+CUDA_HOME = Path(os.environ.get("CUDA_HOME", ""))
+CUDA_LIBRARIES: list[str] = []
+if CUDA_OBJECTS:
+    SOURCES["cuda/ops.cpp"] = ["-DUSE_CUDA", "-isystem", str(CUDA_HOME / "include")]
+    CUDA_LIBRARIES = ["-ltorch_cuda", f"-L{CUDA_HOME / 'lib64'}", "-lcudart"]
 
 
 class BuildOps(build_ext):
@@ -48,7 +59,8 @@ class BuildOps(build_ext):
             compiled = list(pool.map(compile_one, SOURCES))
         output = Path(self.get_ext_fullpath(ext.name))
         output.parent.mkdir(parents=True, exist_ok=True)
-        run([CXX, "-shared", *compiled, "-o", str(output), f"-L{torch / 'lib'}", "-ltorch_cpu"])
+        libraries = [f"-L{torch / 'lib'}", "-ltorch_cpu", *CUDA_LIBRARIES, "-pthread"]
+        run([CXX, "-shared", *compiled, *CUDA_OBJECTS, "-o", str(output), *libraries])
 
     def get_ext_filename(self, fullname: str) -> str:
         """Without Python's version in it."""

@@ -1,10 +1,14 @@
-"""Importing this registers torch.ops.voltserve.*, with implementations for tracing. The contract: include/nvfp4.h."""
+"""Importing this registers torch.ops.voltserve.*, with implementations for tracing. The contract: include/nvfp4.h.
+
+On the CPU they use as many threads as torch does at import; torch.ops.voltserve.set_cpu_threads(n) changes that.
+"""
 
 from pathlib import Path
 
 import torch
 
 torch.ops.load_library(str(Path(__file__).with_name("ops.so")))
+torch.ops.voltserve.set_cpu_threads(torch.get_num_threads())
 
 
 @torch.library.register_fake("voltserve::nvfp4_linear")

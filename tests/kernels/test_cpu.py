@@ -133,19 +133,6 @@ def test_a_matrix_without_rows() -> None:
     assert OPS.nvfp4_dequantize(*packed(w), torch.float32).shape == (0, 32)
 
 
-def test_results_do_not_depend_on_the_number_of_threads() -> None:
-    w = matrix(300, 576)
-    x = torch.randn(8, 576)
-    threads = torch.get_num_threads()
-    try:
-        torch.set_num_threads(1)
-        alone = OPS.nvfp4_linear(x, *packed(w))
-        torch.set_num_threads(2)
-        assert torch.equal(OPS.nvfp4_linear(x, *packed(w)), alone)
-    finally:
-        torch.set_num_threads(threads)
-
-
 def test_packing_keeps_one_copy_of_the_same_size_up_to_a_tile() -> None:
     w = matrix(33, 64)
     codes, scales, *_ = packed(w)

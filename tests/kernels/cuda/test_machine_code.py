@@ -1,0 +1,63 @@
+"""What the compiler made of the kernels for sm_70: the properties that their speed rests on."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from kernels.tools.native import Library
+from kernels.tools.sass_model import Instruction, find_kernel, split
+
+REGISTERS_OF_A_V100 = 65536
+VARIANTS = ("fma1", "fma2", "fma3", "fma4", "mma8", "mma16", "mma32", "mma64", "mma128")
+
+
+def compiler_reports(build: Path) -> list[tuple[str, str]]:
+    text = "".join(path.read_text() for path in sorted(build.glob("*.ptxas")))
+    return re.findall(r"Compiling entry function '(\w+)' for 'sm_70'(.*?Used.*?)\n", text, flags=re.DOTALL)
+
+
+def test_no_kernel_spills_registers(build: Path) -> None:
+    reports = compiler_reports(build)
+    spilled = [name for name, report in reports if "0 bytes spill stores, 0 bytes spill loads" not in report]
+    assert len(reports) >= 30
+    assert spilled == []
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_planned_blocks_fit_a_v100s_registers(library: Library, build: Path, variant: str) -> None:
+    shape = library.shape(library.variants()[variant])
+    assert shape is not None
+    math, tokens = variant[:3].capitalize(), int(variant[3:]) if variant < "m" else min(8, int(variant[3:]) // 8)
+    rows = 1 if variant == "mma64" else 2
+    reports = [report for name, report in compiler_reports(build) if f"{math}ILi{tokens}ELi{rows}E" in name]
+    used = [int(found[1]) for report in reports if (found := re.search(r"Used (\d+) registers", report))]
+    assert len(used) >= 2
+    assert max(used) * shape.threads * shape.blocks_per_processor <= REGISTERS_OF_A_V100
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("group", [16, 32])
+def test_weights_are_read_by_128_bit_loads(sass: dict[str, list[Instruction]], variant: str, group: int) -> None:
+    kernel = split(variant, find_kernel(sass, variant, group))
+    loads = [i.name for i in kernel.loop if i.name.startswith("LDG") and ".NA" in i.name]
+    assert loads
+    assert all(".128" in name for name in loads)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_only_tensor_core_variants_use_hmma(sass: dict[str, list[Instruction]], variant: str) -> None:
+    kernel = split(variant, find_kernel(sass, variant, 16))
+    used = any(i.name.startswith("HMMA.884.F32.F32") for i in kernel.loop)
+    assert used == variant.startswith("mma")
+
+
+def test_no_kernel_touches_local_memory(sass: dict[str, list[Instruction]]) -> None:
+    touching = [name for name, code in sass.items() if any(i.name.startswith(("LDL", "STL")) for i in code)]
+    assert touching == []
+
+
+def test_ptx_for_newer_gpus_is_in_the_library(build: Path, cuda_home: Path) -> None:
+    command = [cuda_home / "bin" / "cuobjdump", "--list-ptx", build / "libvoltserve_cuda.so"]
+    assert "sm_70.ptx" in subprocess.run(command, check=True, capture_output=True, text=True).stdout

@@ -1,0 +1,74 @@
+"""The choice of kernel, a pure function: no GPU."""
+
+import pytest
+
+from kernels.tools.native import Library, Plan
+
+
+def name(library: Library, plan: Plan) -> str:
+    shape = library.shape(plan.variant)
+    assert shape is not None
+    return shape.name
+
+
+@pytest.mark.parametrize(
+    ("m", "variant"),
+    [
+        (1, "fma1"),
+        (2, "mma8"),
+        (4, "mma8"),
+        (8, "mma8"),
+        (9, "mma16"),
+        (17, "mma32"),
+        (33, "mma64"),
+        (65, "mma128"),
+        (1024, "mma128"),
+    ],
+)
+def test_a_v100_uses_tensor_cores_from_two_tokens_on(library: Library, m: int, variant: str) -> None:
+    plan = library.plan(m, 5120, 5120)
+    assert (plan.path, name(library, plan)) == ("fused", variant)
+
+
+@pytest.mark.parametrize("m", [1, 2, 3, 4])
+def test_newer_gpus_use_cuda_cores_up_to_four_tokens(library: Library, m: int) -> None:
+    assert name(library, library.plan(m, 5120, 5120, arch=90, processors=132)) == f"fma{m}"
+
+
+def test_many_tokens_are_dequantized_for_cublas(library: Library) -> None:
+    assert library.plan(1025, 5120, 5120).path == "dequantize"
+
+
+@pytest.mark.parametrize("n", [1, 31, 1000, 5120, 8240, 51200, 248320])
+@pytest.mark.parametrize("m", [1, 4, 8, 64, 1000])
+def test_every_place_of_the_gpu_gets_work_but_never_less_than_two_stages(library: Library, m: int, n: int) -> None:
+    plan = library.plan(m, n, 5120)
+    shape = library.shape(plan.variant)
+    assert shape is not None
+    places = 80 * shape.blocks_per_processor
+    stages = plan.tiles * -(-80 // shape.stage_tiles)
+    assert plan.tiles == -(-n // shape.rows) * -(-m // shape.tokens)
+    assert plan.blocks == plan.tiles or plan.blocks <= places
+    assert plan.blocks in (plan.tiles, places) or stages // plan.blocks >= 2
+    if plan.blocks != plan.tiles:
+        assert plan.workspace_floats == plan.blocks * 2 * shape.tokens * shape.rows
+        assert plan.counters == plan.tiles
+
+
+def test_every_plan_says_why(library: Library) -> None:
+    assert all(library.plan(m, 5120, 5120).reason for m in (1, 8, 64, 4096))
+
+
+@pytest.mark.parametrize(
+    ("problem", "message"),
+    [
+        ({"m": 0}, "m: expected at least 1, got 0"),
+        ({"n": 0}, "n: expected at least 1, got 0"),
+        ({"k": 40}, "k: expected a multiple of the group, got 40"),
+        ({"group": 64}, "group: expected 16 or 32, got 64"),
+        ({"arch": 61}, "arch: expected 70 or more, got 61"),
+    ],
+)
+def test_what_does_not_fit_is_named(library: Library, problem: dict[str, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        library.plan(**{"m": 1, "n": 64, "k": 64, **problem})
