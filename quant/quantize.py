@@ -133,7 +133,8 @@ def quantize_checkpoint(
         )
         config["quantization_config"] = compressed_tensors.write_config(group_size, ignore + misfits)
         write_object(out / "config.json", config)
-        quantize_config.write(out, quantize_config.QuantizeConfig(group_size, method.name))
+        digest = calibration.text.sha256 if calibration else None
+        quantize_config.write(out, quantize_config.QuantizeConfig(group_size, method.name, digest))
     return QuantizeReport(
         selection.linears,
         selection.kept,

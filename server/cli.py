@@ -201,7 +201,7 @@ def quantize(
         bool, typer.Option("--compensate", help="Round column by column, later ones making up for errors (GPTQ).")
     ] = False,
     calibration_text: Annotated[
-        Path | None, typer.Option(help="Text for quasar and --compensate. [default: ships along]")
+        Path | None, typer.Option(help="Text for quasar and --compensate. [default: Python's library]")
     ] = None,
     calibration_windows: Annotated[
         int | None, typer.Option(min=1, help="Windows of 512 tokens to calibrate on. [default: 16]")
@@ -342,7 +342,7 @@ class ModelFormat(str, Enum):
 
 @app.command()
 def convert(
-    source: Annotated[Path, typer.Argument(metavar="SRC", help="NVFP4 model directory.")],
+    source: Annotated[Path, typer.Argument(metavar="SRC", help="NVFP4 model directory, or GGUF file.")],
     destination: Annotated[Path, typer.Argument(metavar="DST", help="Directory to make.")],
     model_format: Annotated[ModelFormat, typer.Option("--format", help="Format to write.")],
     nearest: Annotated[

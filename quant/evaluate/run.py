@@ -10,6 +10,7 @@ from quant.evaluate.long_output import LongOutputResult, write_long
 from quant.evaluate.questions import QuestionsResult, ask, load_questions
 from quant.evaluate.server import ServerModel
 from quant.evaluate.text import TextResult, measure_text
+from quant.formats import quantize_config
 from quant.progress import OnProgress, Progress, ignore_progress
 
 PARTS = ("text", "questions", "long")
@@ -58,6 +59,7 @@ def evaluate_directory(
     directory: Path, source: Path | None, settings: EvalSettings, on_progress: OnProgress = ignore_progress
 ) -> EvalReport:
     """Measures the model in `directory`, against that in `source` if given. Raises QuantError as the measures do."""
+    _refuse_calibration_text(directory, settings.text)
     notes = [] if source else ["No source was named: the KL divergence and comparisons with 16 bits were not measured."]
     if settings.w4a4:
         notes.append("Activations were rounded to NVFP4 as W4A4 engines do; voltserve on a V100 keeps them in 16 bits.")
@@ -83,6 +85,17 @@ def evaluate_directory(
     if reference and source_result:
         source_result = _answer_and_write(source_result, reference, "the source", settings, on_progress)
     return EvalReport(result, source_result, _described(settings), tuple(notes))
+
+
+def _refuse_calibration_text(directory: Path, text: Text) -> None:
+    """Raises QuantError when the model was calibrated on `text`, on which it would look better than it is."""
+    if not (directory / quantize_config.FILE_NAME).exists():
+        return
+    if quantize_config.read(directory).calibration_sha256 == text.sha256:
+        raise QuantError(
+            f"{text.source}: expected a text that the model was not calibrated on, got that very text",
+            "Name another with --text",
+        )
 
 
 def evaluate_server(

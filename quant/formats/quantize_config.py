@@ -3,7 +3,8 @@
 {"quantization_format": "quasarnvfp4", "version": 1, "block_size": 16, "scale_policy": "mse"}
 
 `block_size` is the number of weights that share a block scale. `scale_policy` says how the scales were found; reading
-does not depend on it, so any name is accepted.
+does not depend on it, so any name is accepted. `calibration_sha256`, where there is one, is the digest of the text
+that they were calibrated on, which nothing should be measured on.
 """
 
 from dataclasses import asdict, dataclass
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from quant.errors import QuantError
-from quant.jsonfile import field, read_object, refuse_unknown, write_object
+from quant.jsonfile import field, optional, read_object, refuse_unknown, write_object
 
 FILE_NAME = "quantize_config.json"
 FORMAT = "quasarnvfp4"
@@ -21,7 +22,7 @@ BLOCK_SIZES = (16, 32)
 ScalePolicy = Literal["maxabs", "mse", "fourosix", "quasar"]
 SCALE_POLICIES: tuple[ScalePolicy, ...] = get_args(ScalePolicy)
 
-_KEYS = ("quantization_format", "version", "block_size", "scale_policy")
+_KEYS = ("quantization_format", "version", "block_size", "scale_policy", "calibration_sha256")
 _REMEDY = "Restore the file from the model's source, or make the model again with `voltserve quantize`"
 
 
@@ -31,6 +32,7 @@ class QuantizeConfig:
 
     block_size: int
     scale_policy: str
+    calibration_sha256: str | None = None
 
 
 def read(directory: Path) -> QuantizeConfig:
@@ -41,7 +43,9 @@ def read(directory: Path) -> QuantizeConfig:
     name = field(data, "quantization_format", str, str(path), _REMEDY)
     version = field(data, "version", int, str(path), _REMEDY)
     config = QuantizeConfig(
-        field(data, "block_size", int, str(path), _REMEDY), field(data, "scale_policy", str, str(path), _REMEDY)
+        field(data, "block_size", int, str(path), _REMEDY),
+        field(data, "scale_policy", str, str(path), _REMEDY),
+        optional(data, "calibration_sha256", str, str(path), _REMEDY),
     )
     if name != FORMAT:
         raise QuantError(f"{path}: quantization_format: expected {FORMAT!r}, got {name!r}", _REMEDY)
@@ -58,4 +62,5 @@ def read(directory: Path) -> QuantizeConfig:
 
 def write(directory: Path, config: QuantizeConfig) -> None:
     """Writes `directory`/quantize_config.json."""
-    write_object(directory / FILE_NAME, {"quantization_format": FORMAT, "version": VERSION, **asdict(config)})
+    known = {key: value for key, value in asdict(config).items() if value is not None}
+    write_object(directory / FILE_NAME, {"quantization_format": FORMAT, "version": VERSION, **known})

@@ -145,7 +145,7 @@ def test_a_stopped_calibrated_run_does_not_calibrate_again(source, tmp_path, mon
 def test_the_default_texts_are_long_and_different():
     calibration, evaluation = calibration_text(), evaluation_text()
 
-    assert len(calibration.content) > 200_000
+    assert len(calibration.content) > 500_000
     assert len(evaluation.content) > 400_000
     assert calibration.sha256 != evaluation.sha256
     assert evaluation.content[:2000] not in calibration.content

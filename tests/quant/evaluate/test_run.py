@@ -5,8 +5,10 @@ from html.parser import HTMLParser
 import pytest
 
 from quant.calibration_text import Text
+from quant.errors import QuantError
 from quant.evaluate.report import as_html, as_text, bar_chart
 from quant.evaluate.run import EvalSettings, evaluate_directory
+from tests.quant.tiny_model import TEXT
 
 JUGS = Text("pack my box with five dozen liquor jugs. " * 10, "jugs & <jars>")
 SETTINGS = EvalSettings(JUGS, tokens=200, window=64, long_tokens=12)
@@ -87,6 +89,11 @@ def test_the_lines_give_the_source_in_parentheses(report):
 
     expected = f"perplexity: {report.model.text.perplexity:.4f} ({report.source.text.perplexity:.4f})"
     assert expected in lines
+
+
+def test_measuring_on_the_text_of_calibration_is_refused(quantized):
+    with pytest.raises(QuantError, match="foxes: expected a text that the model was not calibrated on"):
+        evaluate_directory(quantized, None, EvalSettings(Text(TEXT, "foxes")))
 
 
 def test_w4a4_is_noted_and_worse(report, quantized, source):

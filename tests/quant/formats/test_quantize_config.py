@@ -10,7 +10,13 @@ VALID = {"quantization_format": "quasarnvfp4", "version": 1, "block_size": 16, "
 
 
 @pytest.mark.parametrize(
-    "config", [QuantizeConfig(16, "mse"), QuantizeConfig(32, "maxabs"), QuantizeConfig(16, "other")]
+    "config",
+    [
+        QuantizeConfig(16, "mse"),
+        QuantizeConfig(32, "maxabs"),
+        QuantizeConfig(16, "other"),
+        QuantizeConfig(16, "quasar", "0a1b"),
+    ],
 )
 def test_what_is_written_is_read_back(tmp_path, config):
     quantize_config.write(tmp_path, config)
@@ -36,7 +42,11 @@ def test_the_file_has_the_documented_keys(tmp_path):
         ("block_size", 16.0, "block_size: expected int, got 16.0"),
         ("scale_policy", "", "scale_policy: expected a name, got ''"),
         ("scale_policy", 3, "scale_policy: expected str, got 3"),
-        ("blocksize", 16, "blocksize: expected one of quantization_format, version, block_size, scale_policy, got"),
+        (
+            "blocksize",
+            16,
+            "blocksize: expected one of .*, block_size, scale_policy, calibration_sha256, got",
+        ),
     ],
 )
 def test_a_malformed_value_is_named_with_expected_got_and_remedy(tmp_path, key, value, message):
