@@ -16,9 +16,11 @@ import torch
 
 from quant.atomic import atomic_directory
 from quant.errors import QuantError
-from quant.formats import compressed_tensors, modelopt, quantize_config
+from quant.formats import compressed_tensors, gguf_nvfp4, modelopt, quantize_config
 from quant.formats.linear import exact_reciprocal, is_all_zero
 from quant.formats.scheme import LinearLayout, Scheme
+from quant.gguf_convert import convert_gguf
+from quant.gguf_file import open_gguf
 from quant.jsonfile import read_object, write_object
 from quant.progress import OnProgress, Progress, ignore_progress
 from quant.quantize import copy_files
@@ -48,7 +50,9 @@ class ConvertReport:
 def convert_checkpoint(
     src: Path, dst: Path, target: str, *, nearest: bool = False, on_progress: OnProgress = ignore_progress
 ) -> ConvertReport:
-    """Converts the NVFP4 model directory `src` into the new directory `dst` in the format `target`, one of LAYOUTS.
+    """Converts the NVFP4 model `src` into the new directory `dst` in the format `target`, one of LAYOUTS.
+
+    `src` is a directory, or a Llama-like GGUF file with NVFP4 tensors, whose other tensors become float16.
 
     `nearest` allows global scales to be rounded to the nearest that the format can hold (by at most one unit in the
     last place of a float32, 1.2e-7 of the value) rather than refusing. Raises QuantError for a source in which
@@ -57,6 +61,8 @@ def convert_checkpoint(
     """
     if target not in LAYOUTS:
         raise QuantError(f"format: expected one of {', '.join(LAYOUTS)}, got {target!r}", "Choose one of these")
+    if src.suffix == ".gguf":
+        return _convert_gguf(src, dst, target)
     report = verify(src, "headers")
     for finding in report.findings:
         if finding.severity == "error":
@@ -80,6 +86,20 @@ def convert_checkpoint(
         _write_configs(src, out, report, report.scheme, target)
     total = sum(info.nbytes for info in written.values())
     return ConvertReport(report.scheme.format, len(report.modules.nvfp4), tuple(rounded), total)
+
+
+def _convert_gguf(src: Path, dst: Path, target: str) -> ConvertReport:
+    """A Llama-like GGUF file with NVFP4 linears. ModelOpt's format holds its multipliers exactly."""
+    if target != "modelopt":
+        remedy = f"Convert it to modelopt, and that to {target}"
+        raise QuantError(f"{src}: expected modelopt as the format for a GGUF file, got {target!r}", remedy)
+    if not any(tensor.type == gguf_nvfp4.TENSOR_TYPE for tensor in open_gguf(src).tensors.values()):
+        raise QuantError(f"{src}: expected NVFP4 tensors (type 40), got none", "Start from the 16-bit model")
+    with atomic_directory(dst) as out:
+        convert_gguf(src, out)
+        report = verify(out, "headers")
+    size = sum(tensor.entry.end - tensor.entry.start for tensor in report.tensors.values())
+    return ConvertReport("gguf", len(report.modules.nvfp4), (), size)
 
 
 def _refuse_what_cannot_be_held(report: Report, scheme: Scheme, target: str) -> None:

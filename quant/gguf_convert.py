@@ -1,10 +1,11 @@
-"""A Llama-architecture GGUF (github.com/ggml-org/ggml, docs/gguf.md) to a float16 safetensors model directory.
+"""A Llama-architecture GGUF (github.com/ggml-org/ggml, docs/gguf.md) to a safetensors model directory.
 
+NVFP4 linears stay as they are, in ModelOpt's format, which holds GGUF's multipliers exactly; all else becomes float16.
 Dequantization is the `gguf` package's. Names, rotary layout and tokenizer are translated here from the file's metadata
 rather than by a general loader, so that each field is one that was checked: an unknown one is refused, not dropped.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,13 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers  # type: ignore[import-untyped]
 
 from quant.errors import QuantError
+from quant.formats import gguf_nvfp4, modelopt
+from quant.formats.linear import write_linear
+from quant.formats.scheme import Scheme
+from quant.gguf_file import GgufFile, GgufTensor, open_gguf
 from quant.jsonfile import write_object
-from quant.safetensors_file import ShardWriter
+from quant.safetensors_file import DTYPES, ShardWriter
+from quant.tensor import NVFP4Tensor
 
 _REMEDY = "Only SmolLM2-like GGUF files (architecture llama, tokenizer gpt2, pre-tokenizer smollm) are supported"
 
@@ -56,11 +62,8 @@ def convert_gguf(path: Path, out: Path) -> None:
 
     Raises QuantError naming the file and the field or tensor that is missing or not understood.
     """
-    try:
-        reader = gguf.GGUFReader(path)
-    except (OSError, ValueError, IndexError) as error:
-        raise QuantError(f"{path}: expected a GGUF file, got: {error}", _REMEDY) from None
-    fields = {name: field.contents() for name, field in reader.fields.items()}
+    file = open_gguf(path)
+    fields: Mapping[str, Any] = file.fields
     for key, expected in (
         ("general.architecture", "llama"),
         ("tokenizer.ggml.model", "gpt2"),
@@ -74,23 +77,88 @@ def convert_gguf(path: Path, out: Path) -> None:
     present = {name for name in fields if name.startswith("llama.")}
     if different := sorted(known ^ present):
         raise QuantError(f"{path}: {different[0]} is {'missing' if different[0] in known else 'unknown'}", _REMEDY)
-    tensors = {_translated(tensor.name, path): tensor for tensor in reader.tensors}
-    tied = "lm_head.weight" not in tensors
+    multipliers = {name: tensor for name, tensor in file.tensors.items() if name.endswith((".scale", ".input_scale"))}
+    sources = {_translated(name, path): name for name in file.tensors if name not in multipliers}
+    quantized = {
+        name for name, source in sources.items() if name.startswith("model.layers.") and _is_nvfp4(file, source)
+    }
+    tied = "lm_head.weight" not in sources
     config = _config(fields, tied=tied)
+    if quantized:
+        scheme = Scheme("modelopt", str(path), modelopt.LAYOUT, gguf_nvfp4.GROUP_SIZE, None)
+        kept = tuple(sorted(name.removesuffix(".weight") for name in sources if name not in quantized))
+        config["quantization_config"] = modelopt.write_config(scheme, kept)
+        write_object(out / modelopt.FILE_NAME, modelopt.write_file(scheme, kept))
     write_object(out / "config.json", config)
     write_object(out / "generation_config.json", {key: config[key] for key in _TOKEN_IDS})
     _write_tokenizer(fields, config, out)
-    specs = {name: (torch.float16, _shape(tensor)) for name, tensor in tensors.items()}
+    _write_weights(file, sources, quantized, path, out)
+
+
+def _write_weights(
+    file: GgufFile, sources: Mapping[str, str], quantized: Collection[str], path: Path, out: Path
+) -> None:
+    """Writes model.safetensors: the tensors `quantized` as they are, others as float16. `sources`: their GGUF names."""
+    specs: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {}
+    for name, source in sources.items():
+        shape = file.tensors[source].shape
+        if name in quantized:
+            parts = modelopt.LAYOUT.parts(shape[0], shape[1], gguf_nvfp4.GROUP_SIZE)
+            specs |= {f"{name.removesuffix('.weight')}.{part}": (DTYPES[dtype], size) for part, dtype, size in parts}
+        else:
+            specs[name] = (torch.float16, shape)
     with ShardWriter(out / "model.safetensors", specs) as writer:
-        for name, tensor in tensors.items():
-            weight = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
-            if name.endswith(("q_proj.weight", "k_proj.weight")):
-                heads = "attention.head_count" if name.endswith("q_proj.weight") else "attention.head_count_kv"
-                weight = _split_halves(weight, fields[f"llama.{heads}"])
-            half = torch.from_numpy(np.array(weight)).to(torch.float16)
+        for name, source in sources.items():
+            tensor = file.tensors[source]
+            order = _row_order(name, tensor.shape, file.fields)
+            if name in quantized:
+                matrix = _read_nvfp4(file, source, f"{path}: {source}")
+                matrix = NVFP4Tensor(
+                    matrix.codes[order],
+                    matrix.block_scales.view(torch.uint8)[order].view(torch.float8_e4m3fn),
+                    matrix.row_factor,
+                    matrix.group_size,
+                )
+                for part, content in write_linear(modelopt.LAYOUT, matrix, name).items():
+                    writer.write(f"{name.removesuffix('.weight')}.{part}", content)
+                continue
+            if tensor.type == gguf_nvfp4.TENSOR_TYPE:
+                values = _read_nvfp4(file, source, f"{path}: {source}").dequantize()
+            else:
+                values = torch.from_numpy(np.array(_dequantized(tensor, f"{path}: {source}")))
+            half = values[order].to(torch.float16)
             if not half.isfinite().all():
-                raise QuantError(f"{path}: {tensor.name}: expected finite float16 values, got NaN or Inf", _REMEDY)
+                raise QuantError(f"{path}: {source}: expected finite float16 values, got NaN or Inf", _REMEDY)
             writer.write(name, half)
+
+
+def _is_nvfp4(file: GgufFile, name: str) -> bool:
+    return file.tensors[name].type == gguf_nvfp4.TENSOR_TYPE
+
+
+def _read_nvfp4(file: GgufFile, name: str, where: str) -> NVFP4Tensor:
+    tensor = file.tensors[name]
+    scale = file.tensors.get(f"{name.removesuffix('.weight')}.scale")
+    if scale is not None and (scale.type != gguf.GGMLQuantizationType.F32 or scale.data.size != 4):
+        raise QuantError(f"{where}: expected one float32 as its scale, got shape {list(scale.shape)}", _REMEDY)
+    multiplier = 1.0 if scale is None else float(scale.dequantize().reshape(-1)[0])
+    return gguf_nvfp4.read_matrix(torch.from_numpy(np.array(tensor.data)), tensor.shape[-1], multiplier, where)
+
+
+def _dequantized(tensor: GgufTensor, where: str) -> npt.NDArray[np.float32]:
+    try:
+        return tensor.dequantize()
+    except NotImplementedError as error:
+        raise QuantError(f"{where}: expected a type that can be decoded, got {error}", _REMEDY) from None
+
+
+def _row_order(name: str, shape: tuple[int, ...], fields: Mapping[str, Any]) -> torch.Tensor:
+    """The source's row for each row: query and key rows are in GGUF's rotary order, all others as they are."""
+    rows: npt.NDArray[np.int64] = np.arange(shape[0])
+    if name.endswith(("q_proj.weight", "k_proj.weight")):
+        heads = "attention.head_count" if name.endswith("q_proj.weight") else "attention.head_count_kv"
+        rows = _split_halves(rows, fields[f"llama.{heads}"])
+    return torch.from_numpy(rows)
 
 
 def _translated(name: str, path: Path) -> str:
@@ -104,15 +172,9 @@ def _translated(name: str, path: Path) -> str:
     return f"model.layers.{layer}.{PER_LAYER[leaf]}"
 
 
-def _shape(tensor: gguf.ReaderTensor) -> tuple[int, ...]:
-    """GGUF lists the fastest dimension first."""
-    return tuple(int(size) for size in reversed(tensor.shape))
-
-
-def _split_halves(weight: npt.NDArray[np.float32], heads: int) -> npt.NDArray[np.float32]:
+def _split_halves(rows: npt.NDArray[np.int64], heads: int) -> npt.NDArray[np.int64]:
     """Rows of each head from GGUF's interleaved rotary pairs (0, d/2, 1, d/2+1, …) back to two halves (0, 1, …)."""
-    rows, columns = weight.shape
-    return weight.reshape(heads, rows // heads // 2, 2, columns).swapaxes(1, 2).reshape(rows, columns)
+    return rows.reshape(heads, len(rows) // heads // 2, 2).swapaxes(1, 2).reshape(-1)
 
 
 _TOKEN_IDS = {

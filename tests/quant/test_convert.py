@@ -21,6 +21,8 @@ from tests.quant.checkpoints import (
     write_safetensors,
 )
 from tests.quant.files import names_in
+from tests.quant.test_gguf_nvfp4_model import tiny_tensors, write_by_hand
+from tests.quant.tiny_gguf import write_gguf
 
 FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 DOWN = "model.layers.1.mlp.down_proj"
@@ -202,3 +204,21 @@ def test_progress_reaches_all_bytes(tmp_path):
     convert_checkpoint(write_model(tmp_path / "model"), tmp_path / "out", "modelopt", on_progress=seen.append)
 
     assert seen[-1].done == seen[-1].total > 0
+
+
+def test_a_gguf_file_with_nvfp4_becomes_a_modelopt_directory(tmp_path):
+    path = write_by_hand(tmp_path, tiny_tensors()[0])
+
+    report = convert_checkpoint(path, tmp_path / "out", "modelopt")
+
+    assert (report.source_format, report.linears) == ("gguf", 12)
+    assert verify(tmp_path / "out").ok
+    with pytest.raises(QuantError, match="expected modelopt as the format for a GGUF file, got 'quasarnvfp4'"):
+        convert_checkpoint(path, tmp_path / "other", "quasarnvfp4")
+
+
+def test_a_gguf_file_without_nvfp4_is_refused(tmp_path):
+    write_gguf(tmp_path / "tiny.gguf")
+
+    with pytest.raises(QuantError, match=r"expected NVFP4 tensors \(type 40\), got none"):
+        convert_checkpoint(tmp_path / "tiny.gguf", tmp_path / "out", "modelopt")
