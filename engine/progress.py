@@ -29,6 +29,11 @@ def decision(what: str, choice: str, reason: str) -> None:
     _send({"event": "decision", "what": what, "choice": choice, "reason": reason, "rank": world_rank()})
 
 
+def pulse() -> None:
+    """Says that the engine process has just answered."""
+    _send({"event": "pulse", "rank": world_rank()})
+
+
 class WeightsProgress:
     """Bytes of the checkpoint read by this process, told at most every 0.2 s and at the end."""
 

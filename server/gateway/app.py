@@ -16,8 +16,10 @@ from server.config import Config
 from server.gateway import health
 from server.gateway.access import AccessMiddleware
 from server.gateway.errors import APIError
+from server.gateway.gpus import GpuMeter
 from server.gateway.guard import Guard
 from server.gateway.metrics import Metrics
+from server.gateway.page import status_page
 from server.gateway.pool import Pool, Upstream, not_ready
 from server.gateway.proxy import InFlight, Proxy
 from server.gateway.routes import PROXIED
@@ -49,7 +51,11 @@ class Gateway:
             app.router.routes.append(LabelledRoute(route.path, proxy, methods=[route.method]))
         app.router.routes.append(LabelledRoute("/v1/models", self._models, methods=["GET"]))
         app.router.routes.append(LabelledRoute("/v1/models/{model:path}", self._one_model, methods=["GET"]))
-        app.include_router(health.router(config, pool, self.metrics))
+        gpus = GpuMeter(config.devices.gpus)
+        self.metrics.registry.register(gpus)
+        app.include_router(health.router(config, pool, self.metrics, gpus))
+        page = status_page()
+        app.router.routes.append(LabelledRoute("/", page, methods=["GET"]))
         app.add_exception_handler(HTTPException, _http_error)
         app.add_exception_handler(APIError, _api_error)
         app.add_exception_handler(Exception, _bug)

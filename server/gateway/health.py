@@ -10,6 +10,7 @@ from fastapi import APIRouter
 from starlette.responses import JSONResponse, Response
 
 from server.config import Config
+from server.gateway.gpus import GpuMeter
 from server.gateway.metrics import CONTENT_TYPE, Metrics
 from server.gateway.pool import Pool, Upstream
 from server.supervisor import State, Status
@@ -47,8 +48,8 @@ def versions(config: Config) -> dict[str, Any]:
     }
 
 
-def router(config: Config, pool: Pool, metrics: Metrics) -> APIRouter:
-    """The routes, over the given configuration and engines."""
+def router(config: Config, pool: Pool, metrics: Metrics, gpus: GpuMeter) -> APIRouter:
+    """The routes, over the given configuration, engines and GPUs."""
     routes = APIRouter()
     began = time.monotonic()
 
@@ -57,7 +58,8 @@ def router(config: Config, pool: Pool, metrics: Metrics) -> APIRouter:
     async def health() -> JSONResponse:
         """200 only while the engine is ready."""
         now = pool.upstreams[0].status()
-        return JSONResponse(report(config, now, began), 200 if now.state is State.READY else 503)
+        body = {**report(config, now, began), "gpus": [asdict(gpu) for gpu in gpus.read()]}
+        return JSONResponse(body, 200 if now.state is State.READY else 503)
 
     @routes.api_route("/health/live", methods=["GET", "HEAD"])
     async def live() -> JSONResponse:

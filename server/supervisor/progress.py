@@ -58,7 +58,13 @@ class DecisionEvent(_Event):
     reason: Text
 
 
-Event = PhaseEvent | ProgressEvent | DecisionEvent
+class PulseEvent(_Event):
+    """The engine's core, which runs the model, has answered between two steps."""
+
+    event: Literal["pulse"]
+
+
+Event = PhaseEvent | ProgressEvent | DecisionEvent | PulseEvent
 _EVENT: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="event")])
 
 
@@ -82,7 +88,7 @@ class ProgressTracker:
             self._ranks[event.rank] = Progress(event.phase)
         elif isinstance(event, ProgressEvent):
             self._ranks[event.rank] = Progress(event.phase, event.done, event.total, event.unit)
-        elif len(self._decisions) < MAX_DECISIONS:
+        elif isinstance(event, DecisionEvent) and len(self._decisions) < MAX_DECISIONS:
             # Every rank reports its choices; the same choice made by all is one decision.
             self._decisions[event.what, event.choice] = Decision(event.what, event.choice, event.reason)
 

@@ -15,9 +15,9 @@ from server.decisions import Decision
 from server.diagnosis import Ending, diagnose
 from server.render import Launch, engine_socket, progress_socket
 from server.supervisor.output import KEPT_LINES, EngineOutput
-from server.supervisor.probe import EngineNotWorkingError, Pulse, heartbeat, prove, wait_until_it_answers
+from server.supervisor.probe import EngineNotWorkingError, Heartbeat, Pulse, heartbeat, prove, wait_until_it_answers
 from server.supervisor.process import EngineProcess, describe_exit
-from server.supervisor.progress import Event, ProgressTracker, receive_progress
+from server.supervisor.progress import Event, ProgressTracker, PulseEvent, receive_progress
 from server.supervisor.states import Progress, State, Status, check_transition
 
 MAX_FAILURES = 5  # in a row, without having been ready between them
@@ -69,6 +69,7 @@ class Supervisor:
         self._listeners: list[Callable[[Status], None]] = []
         self._failures = 0
         self._tracker = ProgressTracker()
+        self._pulsed_at: float | None = None
         self._process: EngineProcess | None = None
         self._draining = asyncio.Event()
         self._stopping = asyncio.Event()
@@ -141,6 +142,7 @@ class Supervisor:
     def _begin(self) -> None:
         first = self.status.last_exit is None and self.status.state is State.STARTING
         self._tracker = ProgressTracker()
+        self._pulsed_at = None
         engine_socket(self._runtime).unlink(missing_ok=True)
         if not first:
             self._enter(State.STARTING, "restarted", restarts=self.status.restarts + 1)
@@ -179,7 +181,7 @@ class Supervisor:
         while True:
             await asyncio.sleep(HEARTBEAT_INTERVAL)
             asked_at = time.monotonic()
-            beat = await heartbeat(self._client, self._config.heartbeat_timeout)
+            beat = await self._beat()
             if beat.pulse is Pulse.DEAD:
                 raise EngineFaultError(beat.detail)
             if beat.pulse is Pulse.ALIVE:
@@ -191,7 +193,15 @@ class Supervisor:
             if self.status.state is State.READY:
                 self._enter(State.DEGRADED, beat.detail)
             if time.monotonic() - silent_since >= self._config.hang_timeout:
-                raise EngineFaultError(f"hung: no heartbeat for {self._config.hang_timeout:g} s (--hang-timeout)")
+                raise EngineFaultError(f"hung: {beat.detail}; gave it {self._config.hang_timeout:g} s (--hang-timeout)")
+
+    async def _beat(self) -> Heartbeat:
+        """Whether the engine's API process answers, and whether its core, if it ever told a pulse, goes on doing so."""
+        beat = await heartbeat(self._client, self._config.heartbeat_timeout)
+        limit = self._config.step_timeout
+        if beat.pulse is Pulse.ALIVE and self._pulsed_at is not None and time.monotonic() - self._pulsed_at > limit:
+            return Heartbeat(Pulse.SILENT, f"its core has ended no step for {limit:g} s (--step-timeout)")
+        return beat
 
     async def _wait_before_restart(self) -> None:
         if self._failures >= MAX_FAILURES:
@@ -227,6 +237,9 @@ class Supervisor:
         self._update(reason=reason, last_exit=reason, diagnosis=found)
 
     def _on_event(self, event: Event) -> None:
+        if isinstance(event, PulseEvent):
+            self._pulsed_at = time.monotonic()
+            return
         self._tracker.take(event)
         if self.status.state is State.STARTING:
             self._enter(State.LOADING, "the model is being loaded")

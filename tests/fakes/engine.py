@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -27,7 +28,10 @@ from engine import progress
 
 METRICS = """# HELP vllm:num_requests_running Number of requests in model execution batches.
 # TYPE vllm:num_requests_running gauge
-vllm:num_requests_running{engine="0"} %d
+vllm:num_requests_running{engine="0"} %(running)d
+# HELP vllm:generation_tokens_total Number of generation tokens processed.
+# TYPE vllm:generation_tokens_total counter
+vllm:generation_tokens_total{engine="0"} %(tokens)d
 # HELP voltserve_requests_total A name that is the gateway's.
 # TYPE voltserve_requests_total counter
 voltserve_requests_total{route="fake"} 7.0
@@ -66,7 +70,7 @@ class FakeEngine:
         self.model = model
         self.names = names
         self.start = start
-        self.stats: dict[str, Any] = {"running": 0, "aborted": 0, "finished": 0, "headers": {}, "path": ""}
+        self.stats: dict[str, Any] = {"running": 0, "tokens": 0, "aborted": 0, "finished": 0, "headers": {}, "path": ""}
         self.app = Starlette(
             routes=[
                 Route("/health", self.health),
@@ -89,7 +93,7 @@ class FakeEngine:
         return JSONResponse({**self.stats, "environment": dict(os.environ), "argv": sys.argv[1:]})
 
     async def metrics(self, _: Request) -> Response:
-        return PlainTextResponse(METRICS % self.stats["running"])
+        return PlainTextResponse(METRICS % self.stats)
 
     async def models(self, _: Request) -> Response:
         return JSONResponse({"object": "list", "data": [{"id": name, "object": "model"} for name in self.names]})
@@ -133,9 +137,12 @@ class FakeEngine:
         )
 
     async def token(self, answer: Answer, index: int) -> str:
+        while (self.model / "hung").exists():  # noqa: ASYNC110 — a fault that tests switch on and off
+            await asyncio.sleep(0.05)
         await asyncio.sleep(answer.delay)  # also lets what was written before leave the process
         if index == answer.kill_after:
             os.kill(os.getpid(), signal.SIGKILL)
+        self.stats["tokens"] += 1
         return f"字{index} "
 
     async def events(self, body: dict[str, Any], answer: Answer, *, chat: bool) -> AsyncIterator[bytes]:
@@ -208,6 +215,14 @@ def load(model: Path, start: Start) -> None:
         time.sleep(60)
 
 
+def pulse(model: Path) -> None:
+    """The core's sign of life, as the real one sends it; the file `hung` in the model directory stops it."""
+    while True:
+        if not (model / "hung").exists():
+            progress.pulse()
+        time.sleep(0.1)
+
+
 class _Server(uvicorn.Server):
     """Keeps SIGTERM ignored where that is the fault asked for."""
 
@@ -229,6 +244,8 @@ def main() -> None:
     wish = args.model / "fake.json"
     start = Start(**json.loads(wish.read_text())) if wish.exists() else Start()
     load(args.model, start)
+    if not start.quiet:
+        threading.Thread(target=pulse, args=(args.model,), daemon=True).start()
     app = FakeEngine(args.model, args.served_model_name, start).app
     config = uvicorn.Config(app, uds=args.uds, log_level="warning", timeout_graceful_shutdown=1)
     _Server(config, ignore_sigterm=start.ignore_sigterm).run()

@@ -155,6 +155,32 @@ async def test_an_engine_that_hangs_is_killed_and_restarted(model: Path) -> None
         assert "degraded" in watched.states
 
 
+async def test_a_core_that_hangs_behind_an_api_that_answers_is_found_and_ready_once_it_goes_on(model: Path) -> None:
+    async with supervised(model, "--step-timeout", "0.5") as watched:
+        await watched.until_state(State.READY)
+        (model / "hung").touch()
+        assert "its core has ended no step for 0.5 s" in (await watched.until_state(State.DEGRADED)).reason
+        (model / "hung").unlink()
+        assert (await watched.until_state(State.READY)).restarts == 0
+
+
+async def test_a_core_that_hangs_too_long_is_restarted(model: Path) -> None:
+    async with supervised(model, "--step-timeout", "0.3", "--hang-timeout", "0.3") as watched:
+        await watched.until_state(State.READY)
+        (model / "hung").touch()
+        status = await watched.until_state(State.FAILED)
+        (model / "hung").unlink()
+        assert "hung: its core has ended no step for 0.3 s (--step-timeout); gave it 0.3 s (--hang-timeout)" in status.reason
+        assert (await watched.until_state(State.READY)).restarts == 1
+
+
+async def test_an_engine_without_pulses_is_judged_by_its_answers_alone(tmp_path: Path) -> None:
+    async with supervised(make_model(tmp_path / "m", quiet=True), "--step-timeout", "0.1") as watched:
+        await watched.until_state(State.READY)
+        await asyncio.sleep(1.5)  # more than one heartbeat
+        assert watched.states[-1] == "ready"
+
+
 async def test_a_dead_core_behind_a_living_api_process_is_a_failure(model: Path) -> None:
     async with supervised(model) as watched:
         await watched.until_state(State.READY)
