@@ -45,7 +45,8 @@ def test_the_file_has_the_documented_keys(tmp_path):
         (
             "blocksize",
             16,
-            "blocksize: expected one of .*, block_size, scale_policy, calibration_sha256, got",
+            "blocksize: expected one of quantization_format, version, block_size, scale_policy, calibration_sha256, "
+            "got an unknown key",
         ),
     ],
 )
