@@ -77,7 +77,7 @@ class QuasarNvfp4LinearMethod(LinearMethodBase):  # type: ignore[misc]  # vLLM's
         }
         self._pre_quant_members: set[tuple[Any, ...]] = set()
         self._dense = UnquantizedLinearMethod()
-        self._route = choose_route(kernel_devices(), current_platform.device_type, torch.get_default_dtype())
+        self.route = choose_route(kernel_devices(), current_platform.device_type, torch.get_default_dtype())
 
     def create_weights(
         self,
@@ -155,7 +155,7 @@ class QuasarNvfp4LinearMethod(LinearMethodBase):  # type: ignore[misc]  # vLLM's
             # Exports fold most of these into norms and neighbouring weights.
             layer.register_parameter(PRE_QUANT_SCALE, None)
         self._tell_route()
-        if self._route.name == "dense":
+        if self.route.name == "dense":
             layer.weight = Parameter(tensor.dequantize(self._dtype), requires_grad=False)
             self._dense.process_weights_after_loading(layer)
         else:
@@ -168,7 +168,7 @@ class QuasarNvfp4LinearMethod(LinearMethodBase):  # type: ignore[misc]  # vLLM's
         """x [..., K] to [..., N] in x's dtype."""
         if (scale := getattr(layer, PRE_QUANT_SCALE, None)) is not None:
             x = x * scale
-        if self._route.name == "dense":
+        if self.route.name == "dense":
             y: torch.Tensor = self._dense.apply(layer, x, bias)
         else:
             weight = (layer.packed, layer.scales, layer.row_factor, self.group_size)
@@ -250,5 +250,5 @@ class QuasarNvfp4LinearMethod(LinearMethodBase):  # type: ignore[misc]  # vLLM's
         )
 
     def _tell_route(self) -> None:
-        logger.info_once("NVFP4 linear layers: %s (%s)", self._route.name, self._route.reason)
-        progress.decision("NVFP4 linear layers", self._route.name, self._route.reason)
+        logger.info_once("NVFP4 linear layers: %s (%s)", self.route.name, self.route.reason)
+        progress.decision("NVFP4 linear layers", self.route.name, self.route.reason)

@@ -10,8 +10,9 @@ from torch import nn
 from vllm.config import ModelConfig, VllmConfig
 from vllm.config.load import LoadConfig
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
+from vllm.platforms import current_platform
 
-from engine import progress
+from engine import cpu_attention, progress
 from quant.safetensors_file import INDEX_NAME
 
 LOAD_FORMAT = "voltserve"
@@ -28,6 +29,8 @@ class ReportingLoader(DefaultModelLoader):  # type: ignore[misc]  # vLLM's class
         """Builds and loads the model; what follows in vLLM is sizing the KV cache and the warm-up run."""
         progress.phase("weights")
         model: nn.Module = super().load_model(vllm_config, model_config, prefix)
+        if current_platform.device_type == "cpu":
+            cpu_attention.spare_openmp(model)
         progress.phase("warmup")
         return model
 

@@ -14,9 +14,11 @@ from vllm.model_executor.layers.fused_moe import FusedMoE
 from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
 from vllm.model_executor.layers.quantization.base_config import QuantizationConfig, QuantizeMethodBase
 from vllm.model_executor.layers.quantization.compressed_tensors.utils import should_ignore_layer
+from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 from vllm.model_executor.models.utils import WeightsMapper
 
 from engine import progress
+from engine.cpu_layers import StoredDtypeEmbedding
 from engine.linear import QuasarNvfp4LinearMethod
 from quant.errors import QuantError
 from quant.formats import auto_round, compressed_tensors, modelopt, quantize_config
@@ -86,12 +88,14 @@ class QuasarNvfp4Config(QuantizationConfig):  # type: ignore[misc]  # vLLM's cla
         self.config = replace(config, ignore=tuple(ignore))
 
     def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> QuantizeMethodBase | None:
-        """The method of a layer; None leaves embeddings, lm_head and attention to vLLM's 16-bit defaults.
+        """The method of a layer; None leaves it (embeddings on a GPU, attention) to vLLM's default.
 
         Raises:
             ValueError: of a fused layer's members (q/k/v, gate/up) some are ignored and some are not.
             NotImplementedError: quantized experts.
         """
+        if isinstance(layer, VocabParallelEmbedding) and StoredDtypeEmbedding.suits(layer):
+            return StoredDtypeEmbedding()
         if not isinstance(layer, (LinearBase, FusedMoE)):
             return None
         config = self._read_config()
