@@ -44,9 +44,11 @@ class ServerModel:
         return json_field(self._complete(prompt=prompt, max_tokens=tokens), "text", str, self.url, _REMEDY)
 
     def score(self, prompt: str, continuation: str) -> float:
-        """The total log-probability, in nats, of the tokens that start in `continuation` or reach into it."""
-        tokens = self._echo(prompt + continuation)
-        return sum(score for end, score in tokens if end > len(prompt))
+        """The log-probability, in nats, that `continuation` adds to `prompt`: of both together less of the prompt alone.
+
+        Not by the offsets of tokens in the text, which go wrong where a character is more than one token.
+        """
+        return sum(self._echo(prompt + continuation)) - sum(self._echo(prompt))
 
     def measure_text(self, text: Text, *, tokens: int, on_progress: OnProgress = ignore_progress) -> TextResult:
         """Perplexity over windows of 2000 characters, until `tokens` tokens are scored or the text ends."""
@@ -54,7 +56,7 @@ class ServerModel:
         while count < tokens and read < len(text.content):
             piece = text.content[read : read + WINDOW_CHARACTERS]
             scores = self._echo(piece)
-            total -= sum(score for _, score in scores)
+            total -= sum(scores)
             count += len(scores)
             read += len(piece)
             on_progress(Progress("measuring on text", min(count, tokens), tokens, "tokens"))
@@ -62,15 +64,12 @@ class ServerModel:
             raise QuantError(f"{text.source}: expected text of several tokens, got {text.content!r}", "Name another")
         return TextResult(count, math.exp(total / count), total / math.log(2) / len(text.content[:read].encode()))
 
-    def _echo(self, text: str) -> list[tuple[int, float]]:
-        """(end in characters, log-probability) of each token of `text` but the first, which nothing predicts."""
-        # One token is generated because some versions refuse none; it lies beyond the text.
-        found = self._complete(prompt=text, max_tokens=1, echo=True, logprobs=0).get("logprobs")
-        if not isinstance(found, dict) or len(found["tokens"]) != len(found["token_logprobs"]):
+    def _echo(self, text: str) -> list[float]:
+        """The log-probability of each token of `text` but the first, which nothing predicts."""
+        found = self._complete(prompt=text, max_tokens=0, echo=True, logprobs=0).get("logprobs")
+        if not isinstance(found, dict) or not isinstance(found.get("token_logprobs"), list):
             raise QuantError(f"{self.url}: expected echoed log-probabilities, got {found!r}", _REMEDY)
-        ends = [*found["text_offset"][1:], math.inf]
-        scored = zip(found["text_offset"], ends, found["token_logprobs"], strict=True)
-        return [(min(end, len(text)), score) for start, end, score in scored if score is not None and start < len(text)]
+        return [float(score) for score in found["token_logprobs"] if score is not None]
 
     def _complete(self, **body: object) -> dict[str, object]:
         answer = self._request("POST", "/v1/completions", {"model": self.name, "temperature": 0, **body})

@@ -31,9 +31,9 @@ class Handler(BaseHTTPRequestHandler):
         if body.get("echo"):
             starts = list(range(0, len(prompt), 2))
             choice["logprobs"] = {
-                "tokens": [prompt[start : start + 2] for start in starts] + ["!"],
-                "text_offset": [*starts, len(prompt)],
-                "token_logprobs": [None] + [-float(place) for place in range(1, len(starts))] + [-100.0],
+                "tokens": [prompt[start : start + 2] for start in starts],
+                "text_offset": starts,
+                "token_logprobs": [None] + [-float(place) for place in range(1, len(starts))],
             }
         self._answer(200, {"choices": [choice]})
 
@@ -72,16 +72,16 @@ def test_the_model_is_asked_for_its_name_and_given_the_key(server):
         model(server, name="huge").connected()
 
 
-def test_a_score_counts_the_tokens_that_reach_into_the_continuation(server):
+def test_a_score_is_what_the_continuation_adds_to_the_prompt(server):
     one = model(server, name="tiny")
 
     assert one.score("abcd", "efgh") == -2 - 3
-    assert one.score("abc", "defgh") == -1 - 2 - 3
+    assert one.score("abc", "defgh") == -2 - 3
     assert server.bodies[0] == {
         "model": "tiny",
         "temperature": 0,
         "prompt": "abcdefgh",
-        "max_tokens": 1,
+        "max_tokens": 0,
         "echo": True,
         "logprobs": 0,
     }
