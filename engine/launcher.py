@@ -28,7 +28,7 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.utils.system_utils import decorate_logs
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from engine import progress
+from engine import progress, quantization
 from engine.loader import LOAD_FORMAT
 
 START_METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
@@ -54,6 +54,8 @@ def parse(arguments: list[str]) -> Namespace:
         args.model = args.model_tag
     if args.headless or (args.api_server_count or 1) > 1:
         parser.error("expected one API server in this process, got --headless or --api-server-count")
+    if (config := quantization.modelopt_config(Path(args.model))) and isinstance(args.hf_overrides, dict):
+        args.hf_overrides = {"quantization_config": config} | args.hf_overrides
     validate_parsed_serve_args(args)
     return args
 

@@ -22,8 +22,9 @@ from engine.cpu_layers import StoredDtypeEmbedding
 from engine.linear import QuasarNvfp4LinearMethod
 from quant.errors import QuantError
 from quant.formats import auto_round, compressed_tensors, modelopt, quantize_config
-from quant.formats.detect import is_nvfp4, read_scheme
+from quant.formats.detect import CONFIG, is_nvfp4, quantization_config, read_scheme
 from quant.formats.scheme import Scheme
+from quant.jsonfile import read_object
 from quant.verify.files import read_shards, tensors_of
 from quant.verify.layers import sort_modules
 
@@ -128,6 +129,23 @@ class QuasarNvfp4Config(QuantizationConfig):  # type: ignore[misc]  # vLLM's cla
     def get_config_filenames() -> list[str]:
         """None: `maybe_update_config` reads our file itself, with errors that name it."""
         return []
+
+
+def modelopt_config(directory: Path) -> dict[str, Any] | None:
+    """What to override config.json's missing `quantization_config` with, where hf_quant_config.json alone says NVFP4.
+
+    vLLM reads that file itself, but stops at every algorithm there but FP8 and NVFP4. Raises QuantError for one that is
+    no JSON object.
+    """
+    path, config = directory / modelopt.FILE_NAME, directory / CONFIG
+    if not path.is_file() or not config.is_file():
+        return None
+    remedy = "Restore the file from the model's source"
+    data = read_object(path, remedy)
+    if quantization_config(read_object(config, remedy), config) is not None or not is_nvfp4(data):
+        return None
+    # Without `producer`, by which vLLM would look at the algorithm.
+    return {"quantization": data.get("quantization", data), "quant_method": modelopt.QUANT_METHODS[0]}
 
 
 def _unquantized_modules(directory: Path) -> tuple[str, ...]:

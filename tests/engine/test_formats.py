@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from engine import launcher
 from engine.quantization import NAME, QuasarNvfp4Config
 from quant.errors import QuantError
 from quant.formats import compressed_tensors, modelopt
@@ -132,6 +133,29 @@ def test_a_pre_quant_scale_that_does_not_fit_is_refused(as_rank: AsRank, scale: 
         whole = in_modelopt(member(24, 64, 1.0), 0.5)
         whole.tensors["pre_quant_scale"] = scale
         load(make("ReplicatedLinear", 64, 24, quant=quant(pre_quant_scale=True)), whole)
+
+
+@pytest.mark.parametrize("algorithm", ["NVFP4", "W4A16_NVFP4", "NVFP4_AWQ", "MIXED_PRECISION"])
+def test_hf_quant_config_alone_reaches_vllm_whatever_its_algorithm(tmp_path: Path, algorithm: str) -> None:
+    model = write_model(tmp_path / "model", modelopt_linear, MODELOPT)
+    config = nested(quant_algo=algorithm, quantized_layers={"a": {"quant_algo": "NVFP4"}})
+    (model / "hf_quant_config.json").write_text(json.dumps(config))
+    args = launcher.parse(["--model", str(model), "--hf-overrides", '{"max_position_embeddings": 64}'])
+    assert args.hf_overrides.keys() == {"quantization_config", "max_position_embeddings"}
+    given = args.hf_overrides["quantization_config"]
+    assert "producer" not in given
+    assert QuasarNvfp4Config.override_quantization_method(given, None) == NAME
+    assert QuasarNvfp4Config.from_config(given).config == modelopt.read_config(config, "")
+
+
+def test_other_models_are_left_as_they_are(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model")
+    assert launcher.parse(["--model", str(model)]).hf_overrides == {}
+    (model / "hf_quant_config.json").write_text(json.dumps(MODELOPT))
+    assert launcher.parse(["--model", str(model)]).hf_overrides == {}, "config.json says it"
+    (model / "hf_quant_config.json").write_text(json.dumps(nested(quant_algo="FP8")))
+    write_model(model, modelopt_linear, None)
+    assert launcher.parse(["--model", str(model)]).hf_overrides == {}, "vLLM's own"
 
 
 # What is quantized, where the config does not say it exactly.
