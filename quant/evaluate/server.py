@@ -44,7 +44,7 @@ class ServerModel:
         return json_field(self._complete(prompt=prompt, max_tokens=tokens), "text", str, self.url, _REMEDY)
 
     def score(self, prompt: str, continuation: str) -> float:
-        """The log-probability, in nats, that `continuation` adds to `prompt`: of both together less of the prompt alone.
+        """The log-probability, in nats, that `continuation` adds to `prompt`: that of both less that of the prompt.
 
         Not by the offsets of tokens in the text, which go wrong where a character is more than one token.
         """
