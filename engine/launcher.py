@@ -27,10 +27,12 @@ from vllm.usage.usage_lib import UsageContext
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.utils.system_utils import decorate_logs
 from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError
 
 from engine import progress, quantization
 from engine.loader import LOAD_FORMAT
 
+PULSE_INTERVAL = 1.0  # seconds
 START_METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
 # vLLM asks libiomp for its distributed barrier, with which the process crashes when a thread that has run an OpenMP
 # region ends (distributedBarrier::deallocate; seen with a thread pool at load).
@@ -69,8 +71,10 @@ async def _serve(args: Namespace) -> None:
     async with _engine(args) as engine:
         children = multiprocessing.active_children()
         watch = asyncio.create_task(_stop_when_dead(engine))
+        pulse = asyncio.create_task(_pulse(engine))
         shutdown = await build_and_serve(engine, address, sock, args)
         watch.cancel()
+        pulse.cancel()
         died = describe_exits((child.name, child.exitcode) for child in children) if engine.errored else ""
     try:
         await shutdown
@@ -85,6 +89,19 @@ async def _stop_when_dead(engine: EngineClient) -> None:
     while not engine.errored:  # noqa: ASYNC110 - vLLM offers no event to wait for
         await asyncio.sleep(0.2)
     os.kill(os.getpid(), signal.SIGTERM)
+
+
+async def _pulse(engine: EngineClient) -> None:
+    """Tells the gateway each second that the engine process is not stuck.
+
+    It answers this question between two steps, however many requests wait, and does not answer it while it hangs in
+    one. vLLM's own /health looks only whether the process exists.
+    """
+    with contextlib.suppress(EngineDeadError):
+        while True:
+            await engine.is_sleeping()
+            progress.pulse()
+            await asyncio.sleep(PULSE_INTERVAL)
 
 
 def describe_exits(children: Iterable[tuple[str, int | None]]) -> str:
