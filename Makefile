@@ -6,13 +6,14 @@ MODEL ?= models/smollm2-nvfp4
 VENV := .venv
 VOLTSERVE := $(VENV)/bin/voltserve
 
-.PHONY: setup serve test lint lock clean
+.PHONY: setup serve test lint lock clean kernels-cuda
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make setup   install everything into .venv (hash-locked; a second run takes seconds)"
 	@echo "make serve   serve MODEL=$(MODEL) on HOST=$(HOST) PORT=$(PORT); makes the default model first"
 	@echo "make test    lint and test, with the real engine on the CPU; needs no GPU"
+	@echo "make kernels-cuda  the kernels with the V100's machine code as a wheel in build/wheels; needs no GPU"
 	@echo "make lint    ruff, mypy and the import contract"
 	@echo "make lock    resolve requirements/*.in again into the lock files"
 
@@ -29,6 +30,13 @@ models/smollm2-nvfp4: | models/smollm2
 
 serve: setup $(filter models/smollm2-nvfp4,$(MODEL))
 	@exec $(VOLTSERVE) serve --model "$(MODEL)" --host "$(HOST)" --port "$(PORT)"
+
+# Against the default index's torch, whose headers and libraries know CUDA; the compiler is fetched where there is none.
+kernels-cuda: setup
+	scripts/build_cuda.sh
+	CUDA_HOME="$$(scripts/fetch_nvcc.sh)" VOLTSERVE_CUDA_OBJECTS="$(CURDIR)/build/cuda" \
+	  $(VENV)/bin/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir build/wheels ./kernels
+	@ls build/wheels
 
 lint: setup
 	$(VENV)/bin/ruff check .

@@ -1,0 +1,129 @@
+// The packed layout of NVFP4 weights on the GPU, and how its bits become numbers. Torch-free; included by every kernel.
+//
+// A weight [N, K] is w[n][k] = e2m1(code) * e4m3(block scale of n, k / group) * row_factor[n], group 16 or 32. One packed
+// copy serves every kernel. It is cut into tiles of 32 rows by 64 columns, zero-padded, and in a tile **lane = row**:
+//
+//   codes   uint4 [ceil(N/32)][ceil(K/64)][2][32]   [half h][lane]: 32 codes of row `lane`, columns 32h .. 32h+31
+//   scales  bytes [ceil(N/32)][ceil(K/64)][32][64/group]   raw E4M3, 4 (or 2) a lane
+//
+// so a warp reads a tile with two 128-bit loads and one 32-bit load a lane, all coalesced, 1152 B in all. Lane = row is
+// also the operand order of mma.m8n8k4 with the four quad-pairs side by side along N, so the same registers feed tensor
+// cores, CUDA cores and the dequantizer without a shuffle.
+//
+// Eight consecutive codes of a row make one 32-bit word of a uint4: columns 2p and 2p+1 (pair p = 0..3) go to its low and
+// high 16 bits. In each half the bits of the four pairs are spread so that a pair becomes two fp16 numbers by shift and mask:
+//
+//   bit   15 14 13 12 | 11 10 9 | 8 7 6 | 5 4 3 | 2 1 0
+//         s0 s2 s3 s1 |   m0    |  m1   |  m2   |  m3      s = sign, m = the three magnitude bits
+//
+// fp16 keeps its sign in bit 15 and the low exponent bits and the top mantissa bit in 11..9, so pair 0 needs one AND, pair 1
+// a shift by 3 and an AND, pairs 2 and 3 two shifts and two ANDs: 11 integer operations for 8 codes. (Four masks that each
+// need one shift cannot tile 16 bits: checked by search.) The fp16 number is code * 2^-14 exactly, zero and the
+// subnormal 0.5 included.
+#pragma once
+
+#include <cstdint>
+
+#ifdef __CUDACC__
+#include <cuda_fp16.h>
+#define VOLTSERVE_BOTH __host__ __device__
+#else
+#define VOLTSERVE_BOTH
+#endif
+
+namespace voltserve {
+
+constexpr int kTileRows = 32;
+constexpr int kTileColumns = 64;
+constexpr int kTileCodes = 2 * 32;  // uint4 in a tile
+
+VOLTSERVE_BOTH constexpr int scale_bytes(int group) { return kTileColumns / group; }  // a lane and tile
+VOLTSERVE_BOTH constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
+
+// What the decoded numbers are short of; folded into the row factor, so it costs nothing.
+constexpr float kCodeFactor = 16384.0f;  // 2^14: e2m1(code) = decode_pair * 2^14
+constexpr float kScaleFactor = 256.0f;   // 2^8:  e4m3(byte) = decode_scales * 2^8
+
+// One code to its bit positions in a word; the inverse of decode_pair. `column` is 0..7 in the word.
+VOLTSERVE_BOTH inline uint32_t place_code(uint32_t code, int column) {
+  const int pair = column / 2;
+  const uint32_t sign_bit = pair == 0 ? 15 : pair == 1 ? 12 : pair == 2 ? 14 : 13;
+  const uint32_t half = (code >> 3) << sign_bit | (code & 7) << (9 - 3 * pair);
+  return half << (16 * (column % 2));
+}
+
+#ifdef __CUDACC__
+
+__device__ inline half2 as_half2(uint32_t bits) { return *reinterpret_cast<half2 *>(&bits); }
+__device__ inline uint32_t as_bits(half2 value) { return *reinterpret_cast<uint32_t *>(&value); }
+
+// Four pairs of codes of a word, each times 2^-14, exact.
+__device__ inline void decode_word(uint32_t word, half2 (&pairs)[4]) {
+  constexpr uint32_t kSign = 0x80008000u, kMagnitude = 0x0E000E00u;
+  pairs[0] = as_half2(word & (kSign | kMagnitude));
+  pairs[1] = as_half2(word << 3 & (kSign | kMagnitude));
+  pairs[2] = as_half2((word << 1 & kSign) | (word << 6 & kMagnitude));
+  pairs[3] = as_half2((word << 2 & kSign) | (word << 9 & kMagnitude));
+}
+
+// Four raw E4M3 bytes b0..b3, each times 2^-8, exact: {b0, b2} and {b1, b3}. E4M3 and fp16 differ in the exponent's bias
+// only (by 8), subnormals included. NaN (0x7F) does not come here: repacking moves it into the row's factor.
+__device__ inline void decode_scales(uint32_t bytes, half2 &even, half2 &odd) {
+  constexpr uint32_t kSign = 0x80008000u, kRest = 0x3F803F80u;
+  even = as_half2((bytes << 8 & kSign) | (bytes << 7 & kRest));
+  odd = as_half2((bytes & kSign) | (bytes >> 1 & kRest));
+}
+
+// Weights pass once: read them past L1, which is left to the activations.
+__device__ inline uint4 load_codes(const uint4 *address) {
+  uint4 value;
+  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+               : "l"(address));
+  return value;
+}
+
+// Where a lane's share of a row tile is in memory; step(n) goes n tiles along K.
+template <int GROUP>
+struct LaneSource {
+  const uint4 *codes;
+  const uint8_t *scales;
+
+  __device__ void seek(const uint4 *all_codes, const uint8_t *all_scales, size_t tile, int lane) {
+    codes = all_codes + tile * kTileCodes + lane;
+    scales = all_scales + (tile * kTileRows + lane) * scale_bytes(GROUP);
+  }
+  __device__ void step(int tiles) {
+    codes += tiles * kTileCodes;
+    scales += tiles * kTileRows * scale_bytes(GROUP);
+  }
+};
+
+// A lane's share of one tile in registers: row `lane`, 64 columns. Loaded in three parts, so that each can be replaced by the
+// next stage's as soon as it is used.
+template <int GROUP>
+struct LaneTile {
+  using Source = LaneSource<GROUP>;
+  static constexpr int kHalves = 2;
+
+  uint4 codes[kHalves];
+  uint32_t scales;
+
+  __device__ void load_half(const Source &source, int half, bool inside) {
+    codes[half] = inside ? load_codes(source.codes + 32 * half) : make_uint4(0, 0, 0, 0);
+  }
+  __device__ void load_scales(const Source &source, bool inside) {
+    scales = 0;
+    if (!inside) return;
+    scales = GROUP == 16 ? __ldg(reinterpret_cast<const uint32_t *>(source.scales))
+                         : __ldg(reinterpret_cast<const uint16_t *>(source.scales));
+  }
+  __device__ uint32_t word(int index) const {  // index a compile-time constant after unrolling
+    const uint4 &quad = codes[index / 4];
+    return index % 4 == 0 ? quad.x : index % 4 == 1 ? quad.y : index % 4 == 2 ? quad.z : quad.w;
+  }
+};
+
+#endif  // __CUDACC__
+
+}  // namespace voltserve

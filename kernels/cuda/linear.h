@@ -1,0 +1,29 @@
+// Launching the fused linear kernels: plain C++, no CUDA or torch header, so that bindings, tools and tests can include it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+struct __half;
+
+namespace voltserve {
+
+// One call. Pointers are device pointers; see linear.cuh for shapes. `experts` .. `top_k` are for grouped calls only.
+struct LinearArgs {
+  const __half *x;
+  const struct uint4 *codes;
+  const uint8_t *scales;
+  const float *row_factor;
+  const __half *bias;  // or null
+  __half *y;
+  float *workspace;    // Plan::workspace_floats
+  unsigned *counters;  // Plan::counters zeros; zeros again afterwards
+  int m, n, k;
+  int x_stride;  // elements between rows of x, a multiple of 8
+  const int *slots;
+  const int *experts;
+  const int *padded_slots;
+  int top_k;
+};
+
+}  // namespace voltserve

@@ -1,0 +1,24 @@
+#include "linear_mma.cuh"
+
+#include "linear_launch.cuh"
+
+namespace voltserve {
+namespace {
+
+template <int GROUP>
+cudaError_t launch_group(const LinearArgs &args, const Plan &plan, cudaStream_t stream) {
+  switch (plan.variant) {
+    case Variant::mma8: return launch_tile<Mma<1, 2>, 1, 1, 4, 5, GROUP>(args, plan, stream);
+    case Variant::mma16: return launch_tile<Mma<2, 2>, 1, 1, 4, 2, GROUP>(args, plan, stream);
+    case Variant::mma32: return launch_tile<Mma<4, 2>, 1, 1, 4, 2, GROUP>(args, plan, stream);
+    default: return launch_mma_wide(args, GROUP, plan, stream);
+  }
+}
+
+}  // namespace
+
+cudaError_t launch_mma(const LinearArgs &args, int group, const Plan &plan, cudaStream_t stream) {
+  return group == 16 ? launch_group<16>(args, plan, stream) : launch_group<32>(args, plan, stream);
+}
+
+}  // namespace voltserve

@@ -1,0 +1,46 @@
+// Which kernel computes a product, a pure function of the problem and the GPU: no environment variable, no probing, no clock.
+// Plain C++ without CUDA, so it is tested and printed on any machine.
+#pragma once
+
+#include <cstddef>
+
+namespace voltserve {
+
+struct Problem {
+  int m, n, k;        // y [m, n] = x [m, k] W^T
+  int group;          // 16 or 32
+  int arch;           // compute capability, 70 for V100
+  int processors;     // multiprocessors of the GPU
+  int experts;        // 0: one matrix; otherwise grouped, and m counts slots (tokens * top_k)
+};
+
+// The fused kernels. In the name: CUDA cores (fma) or tensor cores (mma), and the tokens of a block.
+enum class Variant { fma1, fma2, fma3, fma4, mma8, mma16, mma32, mma64, mma128, count };
+
+struct Shape {
+  const char *name;
+  int tokens, rows, threads, stage_tiles;  // of a block; tiles of 64 columns a stage
+  int blocks_per_processor;                // that fit a V100, by registers and shared memory
+};
+
+enum class Path { fused, dequantize };
+
+struct Plan {
+  Path path;
+  Variant variant;      // of the fused path
+  int blocks;           // of the grid
+  int tiles;            // of the output; blocks share them (linear.cuh)
+  size_t workspace_floats;
+  int counters;
+  const char *reason;
+};
+
+const Shape &shape(Variant variant);
+
+// Throws std::invalid_argument naming what does not fit. A grouped problem's `m` counts slots.
+Plan plan(const Problem &problem);
+
+// The plan of a grouped problem whose slots are already aligned: to `block` slots, in at most `token_blocks` blocks.
+Plan plan_grouped(const Problem &problem, int block, int token_blocks);
+
+}  // namespace voltserve

@@ -1,0 +1,206 @@
+"""Checks the CUDA kernels on the GPU at hand against float64 and writes what it saw as JSON.
+
+    python kernels/tools/gpu_check.py [--quick] --output docs/results/NAME.json
+
+`--quick`: few and small cases, for compute-sanitizer. Outputs are filled with NaN before each launch, and the memory
+around them must not change.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from kernels.tools.native import LIBRARY, Library, Packed
+from kernels.tools.reference import Canonical, random_activations, random_weights, worst_error
+
+GUARD = 64  # elements of poison before and after an output
+SHAPES = ((5120, 5120), (8240, 2048), (1001, 576), (5120, 25600), (48, 5120), (33, 16), (130, 80))
+TOKENS = (1, 2, 3, 4, 5, 8, 9, 16, 17, 31, 32, 33, 64, 65, 128, 200, 1024, 4096)
+
+
+class Checker:
+    """Runs cases and keeps the worst of each kind."""
+
+    def __init__(self, library: Library) -> None:
+        self.library = library
+        self.random = torch.Generator("cuda").manual_seed(7)
+        self.worst: dict[str, float] = {}
+        self.failures: list[str] = []
+        self.cases = 0
+
+    def _record(self, kind: str, what: str, error: float, detail: str) -> None:
+        self.cases += 1
+        self.worst[kind] = max(self.worst.get(kind, 0.0), error)
+        if not error <= 1:
+            self.failures.append(f"{kind} {what}: {error:.3g} of the allowed error at {detail}")
+
+    def guarded(self, m: int, n: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """(buffer, view [m, n] at an odd element), all NaN."""
+        buffer = torch.full((m * n + 2 * GUARD + 1,), torch.nan, dtype=torch.float16, device="cuda")
+        return buffer, buffer[GUARD + 1 : GUARD + 1 + m * n].view(m, n)
+
+    def intact(self, kind: str, what: str, buffer: torch.Tensor) -> None:
+        """Fails the case if the guards were written."""
+        if not (buffer[: GUARD + 1].isnan().all() and buffer[-GUARD:].isnan().all()):
+            self.failures.append(f"{kind} {what}: wrote outside its output")
+
+    def linear(
+        self, w: Canonical, packed: Packed, exact: torch.Tensor, m: int, adversarial: bool, **choice: int
+    ) -> None:
+        """One product; x is a view with a wider row stride that starts in the middle of its buffer."""
+        wide = random_activations(m, packed.k + 16, self.random, adversarial)
+        x = wide[:, 8 : 8 + packed.k]
+        bias = torch.randn(packed.n, device="cuda", generator=self.random).half() if m % 2 else None
+        buffer, y = self.guarded(m, packed.n)
+        launch = self.library.linear(x, packed, y, bias, **choice)
+        name = ("twin of " if choice.get("twin") else "") + launch.shape.name
+        launch()
+        torch.cuda.synchronize()
+        what = f"M={m} N={packed.n} K={packed.k} g={w.group} blocks={launch.plan.blocks} adversarial={adversarial}"
+        self._record(name, what, *worst_error(y, x, exact, bias))
+        self.intact(name, what, buffer)
+        first = y.clone()
+        for _ in range(3):
+            y.fill_(torch.nan)
+            launch()
+            if not torch.equal(y.view(torch.int16), first.view(torch.int16)):
+                self.failures.append(f"{name} {what}: other bits on a second run")
+                break
+
+    def dequantize(self, w: Canonical, packed: Packed, exact: torch.Tensor) -> None:
+        """The whole matrix and a slice of rows: exact up to the one rounding to fp16."""
+        for first, rows in ((0, packed.n), (packed.n // 64 * 32, packed.n - packed.n // 64 * 32)):
+            buffer = torch.full((rows * packed.k + 2 * GUARD,), torch.nan, dtype=torch.float16, device="cuda")
+            out = buffer[GUARD:-GUARD].view(rows, packed.k)
+            self.library.dequantize(packed, out, first)
+            expected = exact[first : first + rows]
+            allowed = expected.abs() * 2.0**-11 * 1.001 + 2.0**-25
+            error = ((out.double() - expected).abs() / allowed).nan_to_num(nan=float("inf")).max()
+            what = f"N={packed.n} K={packed.k} g={w.group} rows {first}+{rows}"
+            self._record("dequantize", what, float(error), what)
+            if not (buffer[:GUARD].isnan().all() and buffer[-GUARD:].isnan().all()):
+                self.failures.append(f"dequantize {what}: wrote outside its output")
+
+    def grouped(self, n: int, k: int, group: int, experts: int, tokens: int, top_k: int) -> None:
+        """Mixture of experts: random routing, aligned to the block as vLLM's moe_align_block_size does."""
+        members = [random_weights(n, k, group, self.random) for _ in range(experts)]
+        parts = [self.library.pack(w.codes, w.scales, w.row_factor, group) for w in members]
+        packed = Packed(
+            torch.cat([p.codes for p in parts]), torch.cat([p.scales for p in parts]),
+            torch.cat([p.row_factor for p in parts]), n, k, group, experts,
+        )  # fmt: skip
+        x = random_activations(tokens, k, self.random)
+        routes = torch.rand(tokens, experts, device="cuda", generator=self.random).topk(top_k).indices
+        for variant in ("mma8", "mma16", "mma32", "mma64"):
+            number = self.library.variants()[variant]
+            block = self.library.shape(number).tokens
+            slots, block_experts = align(routes, experts, block)
+            buffer, y = self.guarded(tokens * top_k, n)
+            padded = torch.tensor([len(slots)], dtype=torch.int32, device="cuda")
+            # As in vLLM, the arrays are longer than what is used.
+            slots = torch.nn.functional.pad(slots, (0, 2 * block), value=tokens * top_k)
+            block_experts = torch.nn.functional.pad(block_experts, (0, 2))
+            for blocks in (1, 53):
+                self.library.linear(x, packed, y, None, number, blocks, (slots, block_experts, padded, top_k))()
+                torch.cuda.synchronize()
+                for expert in range(experts):
+                    token, choice = (routes == expert).nonzero(as_tuple=True)
+                    if len(token):
+                        what = f"E={experts} M={tokens} top_k={top_k} N={n} K={k} blocks={blocks}"
+                        error = worst_error(y[token * top_k + choice], x[token], members[expert].double())
+                        self._record(f"grouped {variant}", what, *error)
+                self.intact(f"grouped {variant}", f"N={n}", buffer)
+
+
+def align(routes: torch.Tensor, experts: int, block: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """(slot ids by expert, each expert's padded to whole blocks with the slot count; the expert of each block)."""
+    flat = routes.flatten()
+    slots, owners = [], []
+    for expert in range(experts):
+        ids = (flat == expert).nonzero().flatten()
+        blocks = -(-len(ids) // block)
+        slots.append(torch.nn.functional.pad(ids, (0, blocks * block - len(ids)), value=flat.numel()))
+        owners += [expert] * blocks
+    return torch.cat(slots).int(), torch.tensor(owners, dtype=torch.int32, device=routes.device)
+
+
+def repeats(checker: Checker, count: int) -> None:
+    """Every variant gives the same bits `count` times over, shared tiles included."""
+    w = random_weights(1024, 4096, 16, checker.random)
+    packed = checker.library.pack(w.codes, w.scales, w.row_factor, 16)
+    for name, number in checker.library.variants().items():
+        m = checker.library.shape(number).tokens
+        x = random_activations(m, 4096, checker.random)
+        y = torch.empty(m, 1024, dtype=torch.float16, device="cuda")
+        launch = checker.library.linear(x, packed, y, None, number, 300)
+        launch()
+        first = y.clone()
+        for i in range(count):
+            y.fill_(torch.nan)
+            launch()
+            if not torch.equal(y.view(torch.int16), first.view(torch.int16)):
+                checker.failures.append(f"{name}: other bits at repeat {i}")
+                break
+
+
+def main() -> int:
+    """Returns 0 if every case passed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--output", type=Path)
+    parser.add_argument("--library", type=Path, default=LIBRARY)
+    arguments = parser.parse_args()
+    began = time.monotonic()
+    checker = Checker(Library(arguments.library))
+    shapes = ((130, 576), (33, 16)) if arguments.quick else SHAPES
+    for (n, k), group in itertools.product(shapes, (16, 32)):
+        if k % group:
+            continue
+        for adversarial in (False, True):
+            w = random_weights(n, k, group, checker.random, adversarial)
+            packed = checker.library.pack(w.codes, w.scales, w.row_factor, group)
+            exact = w.double()
+            checker.dequantize(w, packed, exact)
+            for name, number in checker.library.variants().items():
+                tokens = checker.library.shape(number).tokens
+                for m, blocks in ((tokens, 1), (2 * tokens + 1, 37)):
+                    if arguments.quick or k <= 8192 or tokens <= 16:
+                        checker.linear(w, packed, exact, m, adversarial, variant=number, blocks=blocks)
+                        if checker.library.has_twin and name in ("mma8", "mma16"):
+                            checker.linear(w, packed, exact, m, adversarial, variant=number, blocks=blocks, twin=True)
+            for m in () if arguments.quick else TOKENS:
+                if m <= 1024 and k <= 8192:
+                    checker.linear(w, packed, exact, m, adversarial)
+    checker.grouped(130, 192, 16, 4, 9, 2)
+    if not arguments.quick:
+        checker.grouped(768, 2048, 16, 32, 100, 4)
+        checker.grouped(768, 2048, 32, 32, 7, 8)
+        repeats(checker, 100)
+    torch.cuda.synchronize()
+    result = {
+        "what": "correctness of the CUDA kernels against float64",
+        "provenance": "measured",
+        "device": torch.cuda.get_device_name(),
+        "library": str(arguments.library),
+        "cases": checker.cases,
+        "worst_error_of_allowed": {k: round(v, 4) for k, v in sorted(checker.worst.items())},
+        "failures": checker.failures,
+        "seconds": round(time.monotonic() - began, 1),
+    }
+    text = json.dumps(result, indent=1)
+    print(text[:6000])
+    if arguments.output:
+        arguments.output.write_text(text + "\n")
+    return 1 if checker.failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,232 @@
+"""The CUDA kernels' shared library (scripts/build_cuda.sh) through ctypes: tools, benchmarks, tests, with any torch.
+
+torch.ops.voltserve is what the engine calls; this reaches the same launchers without it, so that a machine whose torch
+differs from the pinned one can still check and time the very same machine code.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+LIBRARY = ROOT / "build" / "cuda" / "libvoltserve_cuda.so"
+TILE_ROWS, TILE_COLUMNS = 32, 64
+
+
+class _Problem(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_int) for name in ("m", "n", "k", "group", "arch", "processors", "experts")]
+
+
+class _Plan(ctypes.Structure):
+    _fields_ = [
+        ("path", ctypes.c_int),
+        ("variant", ctypes.c_int),
+        ("blocks", ctypes.c_int),
+        ("tiles", ctypes.c_int),
+        ("workspace_floats", ctypes.c_size_t),
+        ("counters", ctypes.c_int),
+        ("reason", ctypes.c_char_p),
+    ]
+
+
+class _Shape(ctypes.Structure):
+    _fields_ = [
+        ("name", ctypes.c_char_p),
+        *((name, ctypes.c_int) for name in ("tokens", "rows", "threads", "stage_tiles", "blocks_per_processor")),
+    ]
+
+
+class _LinearArgs(ctypes.Structure):
+    _fields_ = [
+        *(
+            (name, ctypes.c_void_p)
+            for name in ("x", "codes", "scales", "row_factor", "bias", "y", "workspace", "counters")
+        ),
+        *((name, ctypes.c_int) for name in ("m", "n", "k", "x_stride")),
+        *((name, ctypes.c_void_p) for name in ("slots", "experts", "padded_slots")),
+        ("top_k", ctypes.c_int),
+    ]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A fused kernel's block: tokens by rows, threads, tiles of 64 columns a stage, blocks that fit a V100's SM."""
+
+    name: str
+    tokens: int
+    rows: int
+    threads: int
+    stage_tiles: int
+    blocks_per_processor: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What kernels/cuda/plan.h chose."""
+
+    path: str
+    variant: int
+    blocks: int
+    tiles: int
+    workspace_floats: int
+    counters: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A weight [n, k] in the layout of kernels/cuda/layout.cuh; torch tensors on the GPU. `experts`: how many, or 0."""
+
+    codes: Any
+    scales: Any
+    row_factor: Any
+    n: int
+    k: int
+    group: int
+    experts: int = 0
+
+
+class Library:
+    """The launchers, on torch tensors of the current device and its current stream."""
+
+    def __init__(self, path: Path = LIBRARY) -> None:
+        self._c = ctypes.CDLL(str(path))
+        self._c.voltserve_shape.restype = ctypes.POINTER(_Shape)
+        self.has_twin = hasattr(self._c, "voltserve_twin")  # built for newer GPUs only
+
+    def shape(self, variant: int) -> Shape | None:
+        """The variant's block, or None past the last variant."""
+        found = self._c.voltserve_shape(variant)
+        if not found:
+            return None
+        values = [getattr(found.contents, name) for name, _ in _Shape._fields_]
+        return Shape(values[0].decode(), *values[1:])
+
+    def variants(self) -> dict[str, int]:
+        """Name to number of every variant."""
+        names: dict[str, int] = {}
+        while (shape := self.shape(len(names))) is not None:
+            names[shape.name] = len(names)
+        return names
+
+    def plan(
+        self, m: int, n: int, k: int, group: int = 16, arch: int = 70, processors: int = 80, experts: int = 0
+    ) -> Plan:
+        """The choice for a problem. Raises ValueError naming what does not fit."""
+        plan, error = self._plan(m, n, k, group, arch, processors, experts)
+        if error:
+            raise ValueError(error)
+        values = {name: getattr(plan, name) for name, _ in _Plan._fields_}
+        return Plan(**{**values, "path": ("fused", "dequantize")[plan.path], "reason": plan.reason.decode()})
+
+    def _plan(self, *problem: int) -> tuple[_Plan, str]:
+        plan, error = _Plan(), ctypes.create_string_buffer(256)
+        failed = self._c.voltserve_plan(ctypes.byref(_Problem(*problem)), ctypes.byref(plan), error, 256)
+        return plan, error.value.decode() if failed else ""
+
+    def pack(self, codes: Any, block_scales: Any, row_factor: Any, group: int) -> Packed:
+        """Canonical codes uint8 [n, k/2] and scales (bytes) [n, k/group] on the GPU to the packed layout."""
+        import torch
+
+        n, k = codes.shape[0], 2 * codes.shape[1]
+        tiles = -(-n // TILE_ROWS) * -(-k // TILE_COLUMNS)
+        packed = torch.empty(tiles * TILE_ROWS * TILE_COLUMNS // 2, dtype=torch.uint8, device=codes.device)
+        scales = torch.empty(tiles * TILE_ROWS * TILE_COLUMNS // group, dtype=torch.uint8, device=codes.device)
+        first_nan = torch.zeros(1, dtype=torch.int32, device=codes.device)
+        pointers = [ctypes.c_void_p(t.data_ptr()) for t in (codes, block_scales, packed, scales, first_nan)]
+        self._check(self._c.voltserve_repack(*pointers, n, k, group, self._stream()))
+        if found := int(first_nan):
+            raise ValueError(f"block_scales: expected numbers, got NaN at {divmod(found - 1, k // group)}")
+        return Packed(packed, scales, row_factor, n, k, group)
+
+    def dequantize(self, w: Packed, out: Any, first_row: int = 0) -> None:
+        """Rows first_row .. of w to `out` fp16 [rows, k]."""
+        pointers = [ctypes.c_void_p(t.data_ptr()) for t in (w.codes, w.scales, w.row_factor, out)]
+        self._check(self._c.voltserve_dequantize(*pointers, first_row, out.shape[0], w.k, w.group, self._stream()))
+
+    def linear(
+        self,
+        x: Any,
+        w: Packed,
+        y: Any,
+        bias: Any = None,
+        variant: int | None = None,
+        blocks: int | None = None,
+        moe: tuple[Any, Any, Any, int] | None = None,
+        processors: int | None = None,
+        twin: bool = False,
+    ) -> Any:
+        """A callable that launches y = x Wᵀ + bias; `variant` and `blocks` override the plan.
+
+        Allocates the workspace now and nothing later. `twin`: twin_sm80.cu's kernels, for variants mma8 and mma16.
+        `moe`: (slots, experts of the token blocks, padded slot count, top_k).
+        """
+        import torch
+
+        device = torch.cuda.get_device_properties(x.device)
+        m = y.shape[0]
+        plan, error = self._plan(
+            m,
+            w.n,
+            w.k,
+            w.group,
+            device.major * 10 + device.minor,
+            processors or device.multi_processor_count,
+            w.experts,
+        )
+        if error:
+            raise ValueError(error)
+        if variant is not None:
+            plan.variant = variant
+        shape = self.shape(plan.variant)
+        if shape is None:
+            raise ValueError(f"variant: expected one of {self.variants()}, got {plan.variant}")
+        plan.path = 0
+        token_blocks = moe[1].shape[0] if moe else -(-m // shape.tokens)
+        plan.tiles = -(-w.n // shape.rows) * token_blocks
+        plan.blocks = blocks or max(plan.blocks, 1)
+        workspace = torch.empty(plan.blocks * 2 * shape.tokens * shape.rows, device=x.device)
+        counters = torch.zeros(plan.tiles, dtype=torch.int32, device=x.device)
+        tensors = (x, w.codes, w.scales, w.row_factor, bias, y, workspace, counters)
+        routing = (*moe[:3],) if moe else (None,) * 3
+        args = _LinearArgs(
+            *(None if t is None else t.data_ptr() for t in tensors),
+            m // moe[3] if moe else m, w.n, w.k, x.stride(0),
+            *(None if t is None else t.data_ptr() for t in routing),
+            moe[3] if moe else 0,
+        )  # fmt: skip
+
+        call = self._c.voltserve_twin if twin else self._c.voltserve_linear
+
+        def launch(keep: Any = (tensors, routing)) -> None:
+            self._check(call(ctypes.byref(args), w.group, ctypes.byref(plan), self._stream()))
+
+        launch.plan = plan  # type: ignore[attr-defined]
+        launch.shape = shape  # type: ignore[attr-defined]
+        return launch
+
+    def read(self, data: Any, blocks: int, sink: Any) -> None:
+        """Reads all of `data` (see read_ceiling.cu)."""
+        count = ctypes.c_size_t(data.numel() * data.element_size() // 16)
+        pointers = ctypes.c_void_p(data.data_ptr()), ctypes.c_void_p(sink.data_ptr())
+        self._check(self._c.voltserve_read(pointers[0], count, blocks, pointers[1], self._stream()))
+
+    def copy(self, data: Any, to: Any, blocks: int) -> None:
+        """Copies all of `data` (see read_ceiling.cu)."""
+        count = ctypes.c_size_t(data.numel() * data.element_size() // 16)
+        pointers = ctypes.c_void_p(data.data_ptr()), ctypes.c_void_p(to.data_ptr())
+        self._check(self._c.voltserve_copy(pointers[0], pointers[1], count, blocks, self._stream()))
+
+    @staticmethod
+    def _stream() -> ctypes.c_void_p:
+        import torch
+
+        return ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+
+    @staticmethod
+    def _check(error: int) -> None:
+        if error:
+            raise RuntimeError(f"CUDA error {error} at launch")

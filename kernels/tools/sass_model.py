@@ -1,0 +1,290 @@
+"""Predicts the time of the fused linear kernels on a GPU from their machine code.
+
+    python kernels/tools/sass_model.py --gpu v100-pcie --cuda-home DIR --output docs/results/NAME.json
+    python kernels/tools/sass_model.py --gpu h200 --cuda-home DIR --library build/cuda-sm90/libvoltserve_cuda.so \
+        --validate BENCH.json
+
+cuobjdump prints the SASS of the kernel that the plan picks; the main loop is the innermost one that loads weights. Its
+instructions are counted by the pipe that executes them, and so are those outside it, run once for each tile that a
+block works on. With W warps a block, S stages and R tiles a block, and B blocks on the busiest multiprocessor,
+
+    issue  = B * W * (S * loop + R * once) / 4 schedulers
+    pipe p = B * W * (S * loop_p + R * once_p) * cycles_p / 4
+    memory = bytes / read ceiling: weights from DRAM once; or weights, activations and shared sums at the L2's rate
+    time   = fixed + (issue^4 + max pipe^4 + memory^4)^(1/4)
+
+The fourth-power sum rounds the corner where two bounds are close. Cycles per warp instruction: Jia et al., "Dissecting
+the NVIDIA Volta GPU Architecture via Microbenchmarking", arXiv 1804.06826, and the table of instruction throughput by
+compute capability in NVIDIA's CUDA C++ Programming Guide. Three numbers are fitted, on the H200, and used unchanged for
+the V100: FIXED_SECONDS (launch, first load, last store), ISSUE_EFFICIENCY, and ONCE_EXECUTED (the share of the
+instructions outside the loop that a block runs: it writes a tile either alone or shared).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import re
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from kernels.tools.native import LIBRARY, Library, Plan, Shape
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """What the model knows of a GPU. `cycles`: scheduler cycles a warp instruction keeps each pipe busy."""
+
+    name: str
+    arch: int
+    processors: int
+    clock_hz: float
+    read_bytes_s: float  # measured reads, not the data sheet's
+    l2_bytes_s: float
+    cycles: dict[str, float]
+    registers: int = 65536
+    shared_bytes: int = 96 * 1024
+    max_warps: int = 64
+
+
+_VOLTA = {"fma": 2, "alu": 2, "half": 2, "tensor": 2, "lsu": 4, "other": 1}
+# From Ampere on the fp32 lanes are doubled and execute fp16 as well; integer multiplication keeps half the rate.
+_HOPPER = {"fma": 1, "alu": 2, "half": 1, "tensor": 2, "lsu": 4, "other": 1}
+GPUS = {
+    "v100-pcie": Gpu("V100 PCIe", 70, 80, 1.38e9, 879e9, 2150e9, _VOLTA),
+    "v100-sxm2": Gpu("V100 SXM2", 70, 80, 1.53e9, 879e9, 2150e9, _VOLTA),
+    "h200": Gpu("H200", 90, 132, 1.95e9, 4483e9, 5500e9, _HOPPER, shared_bytes=227 * 1024),
+}
+FIXED_SECONDS = 4.5e-6
+ISSUE_EFFICIENCY = 0.72
+ONCE_EXECUTED = 0.5
+MATCHES = {
+    "fma": ("FFMA", "FMUL", "FADD", "IMAD"),
+    "half": ("HADD2", "HMUL2", "HFMA2"),
+    "tensor": ("HMMA",),
+    "lsu": ("LDS", "STS", "LDG", "STG", "LD", "ST"),
+    "alu": (
+        "LOP3",
+        "SHF",
+        "IADD3",
+        "LEA",
+        "ISETP",
+        "PRMT",
+        "SEL",
+        "MOV",
+        "PLOP3",
+        "CS2R",
+        "IMNMX",
+        "VIADD",
+        "F2F",
+        "LOP",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One line of SASS."""
+
+    address: int
+    name: str  # with its modifiers: LDG.E.128.CONSTANT.SYS
+    operands: str
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel's instructions split at its main loop."""
+
+    name: str
+    loop: tuple[Instruction, ...]
+    once: tuple[Instruction, ...]
+
+
+def parse(sass: str) -> dict[str, list[Instruction]]:
+    """The instructions of every function in cuobjdump's output, by demangled name."""
+    functions: dict[str, list[Instruction]] = {}
+    current: list[Instruction] = []
+    for line in sass.splitlines():
+        if found := re.search(r"Function : (.+)", line):
+            current = functions.setdefault(found[1].strip(), [])
+        elif found := re.match(r"\s+/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+ )?\s*([A-Z][A-Z0-9_.]*)\s*([^;]*);", line):
+            current.append(Instruction(int(found[1], 16), found[2], found[3]))
+    return functions
+
+
+def disassemble(library: Path, arch: str, cuda_home: Path) -> dict[str, list[Instruction]]:
+    """The instructions of every kernel in a shared library, by demangled name."""
+    command = [str(cuda_home / "bin" / "cuobjdump"), "-sass", "-arch", arch, str(library)]
+    mangled = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    filt = [str(cuda_home / "bin" / "cu++filt")]
+    return parse(subprocess.run(filt, input=mangled, check=True, capture_output=True, text=True).stdout)
+
+
+def find_kernel(functions: dict[str, list[Instruction]], variant: str, group: int) -> list[Instruction]:
+    """The ungrouped kernel of a variant, found by its template arguments.
+
+    Raises ValueError unless there is exactly one.
+    """
+    tokens = int(variant[3:]) if variant.startswith("fma") else min(8, int(variant[3:]) // 8)
+    product = f"voltserve::{variant[:3].capitalize()}<(int){tokens}, (int){1 if variant == 'mma64' else 2}>"
+    start, tile = f"linear_kernel<{product}, ", f", (int){group}>, "
+    found = [name for name in functions if start in name and tile in name and "(bool)0" in name]
+    if len(found) != 1:
+        raise ValueError(f"{variant}, group {group}: expected one kernel in the library, found {len(found)}")
+    return functions[found[0]]
+
+
+def _loads_weights(instruction: Instruction) -> bool:
+    return instruction.name.startswith("LDG") and ".NA" in instruction.name
+
+
+def split(name: str, instructions: Sequence[Instruction]) -> Kernel:
+    """Finds the main loop: the innermost one that loads weights, which are the only 128-bit loads past L1.
+
+    Raises ValueError if there is none.
+    """
+    best: tuple[int, int] | None = None
+    for branch in instructions:
+        target = re.search(r"0x([0-9a-f]+)", branch.operands) if branch.name.startswith("BRA") else None
+        if target is None or int(target[1], 16) >= branch.address:
+            continue
+        first, last = int(target[1], 16), branch.address
+        if any(first <= i.address <= last and _loads_weights(i) for i in instructions) and (
+            best is None or last - first < best[1] - best[0]
+        ):
+            best = first, last
+    if best is None:
+        raise ValueError(f"{name}: expected a loop with loads in its SASS, found none")
+    loop = tuple(i for i in instructions if best[0] <= i.address <= best[1])
+    # A branch to itself pads the end; nothing after EXIT of the last path runs.
+    once = tuple(i for i in instructions if not best[0] <= i.address <= best[1] and i.name != "NOP")
+    return Kernel(name, loop, once)
+
+
+def by_pipe(instructions: Iterable[Instruction]) -> Counter[str]:
+    """Instructions by executing pipe; LSU ones count once for every 128 bytes a warp can move a cycle."""
+    counts: Counter[str] = Counter()
+    for instruction in instructions:
+        base = instruction.name.split(".")[0]
+        pipe = next((p for p, names in MATCHES.items() if base in names), "other")
+        counts[pipe] += 1
+    return counts
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Seconds, and the bounds it came from."""
+
+    seconds: float
+    memory: float
+    issue: float
+    pipe: float
+    busiest_pipe: str
+
+
+def predict(gpu: Gpu, kernel: Kernel, shape: Shape, plan: Plan, m: int, n: int, k: int, group: int) -> Prediction:
+    """The time of one launch; see the module's text."""
+    warps = shape.threads // 32
+    stages = math.ceil(math.ceil(k / 64) / shape.stage_tiles)
+    share = plan.tiles * stages / plan.blocks
+    runs = 1 if plan.blocks == plan.tiles else share / stages + 1
+    # Blocks start as others end, so only grids that fit at once feel the remainder.
+    waves = plan.blocks / gpu.processors
+    busiest = math.ceil(waves) if waves <= shape.blocks_per_processor else waves
+    scale = busiest * warps / 4 / gpu.clock_hz
+    loop, once = by_pipe(kernel.loop), by_pipe(kernel.once)
+    outside = runs * ONCE_EXECUTED
+    issue = scale * (share * len(kernel.loop) + outside * len(kernel.once)) / ISSUE_EFFICIENCY
+    pipes = {
+        name: scale * (share * loop[name] + outside * once[name]) * cycles
+        for name, cycles in gpu.cycles.items()
+        if name not in ("lsu", "other")
+    }
+    pipe = max(pipes, key=lambda name: pipes[name])
+    weights = n * k * (0.5 + 1 / group)
+    activations = -(n // -shape.rows) * m * k * 2
+    shared = activations + (2 * 4 * plan.workspace_floats if runs > 1 else 0)
+    memory = max(weights / gpu.read_bytes_s, (weights + shared) / gpu.l2_bytes_s)
+    seconds = FIXED_SECONDS + (issue**4 + pipes[pipe] ** 4 + memory**4) ** 0.25
+    return Prediction(seconds, memory, issue, pipes[pipe], pipe)
+
+
+class Model:
+    """The kernels of one shared library and the GPU they are for."""
+
+    def __init__(self, library: Path, gpu: Gpu, cuda_home: Path) -> None:
+        self.gpu = gpu
+        self.library = Library(library)
+        self._kernels: dict[tuple[str, int], Kernel] = {}
+        self.functions = disassemble(library, f"sm_{gpu.arch}", cuda_home)
+
+    def kernel(self, variant: str, group: int) -> Kernel:
+        """The kernel of a variant, split at its main loop."""
+        if (variant, group) not in self._kernels:
+            self._kernels[variant, group] = split(variant, find_kernel(self.functions, variant, group))
+        return self._kernels[variant, group]
+
+    def row(self, m: int, n: int, k: int, group: int = 16, variant: str | None = None) -> dict[str, Any]:
+        """The prediction for one problem, as a row of a table. `variant` overrides the plan's choice."""
+        plan = self.library.plan(m, n, k, group, self.gpu.arch, self.gpu.processors)
+        shape = self.library.shape(plan.variant if variant is None else self.library.variants()[variant])
+        if shape is None or plan.path != "fused":
+            raise ValueError(f"M={m}: expected a fused plan, got {plan.path}")
+        p = predict(self.gpu, self.kernel(shape.name, group), shape, plan, m, n, k, group)
+        weights = n * k * (0.5 + 1 / group)
+        return {
+            "m": m, "n": n, "k": k, "variant": shape.name, "blocks": plan.blocks,
+            "us": round(p.seconds * 1e6, 2), "of_read": round(weights / p.seconds / self.gpu.read_bytes_s, 3),
+            "tflop_s": round(2 * m * n * k / p.seconds / 1e12, 1),
+            "memory_us": round(p.memory * 1e6, 2), "issue_us": round(p.issue * 1e6, 2),
+            "pipe_us": round(p.pipe * 1e6, 2), "busiest_pipe": p.busiest_pipe,
+        }  # fmt: skip
+
+
+def validate(model: Model, bench: dict[str, Any]) -> list[dict[str, Any]]:
+    """Measured against predicted, for every row of scripts/bench_gpu.py's result."""
+    rows = []
+    for measured in bench["rows"]:
+        if measured["variant"].startswith("twin"):
+            continue
+        row = model.row(measured["m"], measured["n"], measured["k"])
+        ratio = round(row["us"] / measured["us"], 3)
+        rows.append({"layer": measured["layer"], **row, "measured_us": measured["us"], "predicted_of_measured": ratio})
+    return rows
+
+
+def main() -> None:
+    """Prints a table and writes it as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gpu", choices=GPUS, required=True)
+    parser.add_argument("--library", type=Path, default=LIBRARY)
+    parser.add_argument("--cuda-home", type=Path, required=True, help="what scripts/fetch_nvcc.sh prints")
+    parser.add_argument("--validate", type=Path, help="a result of scripts/bench_gpu.py to compare with")
+    parser.add_argument("--tokens", type=int, nargs="+", default=[1, 2, 3, 4, 8, 16, 32, 64, 128, 512, 1024])
+    parser.add_argument("--output", type=Path)
+    arguments = parser.parse_args()
+    from scripts.bench_gpu import SHAPES
+
+    model = Model(arguments.library, GPUS[arguments.gpu], arguments.cuda_home)
+    if arguments.validate:
+        rows = validate(model, json.loads(arguments.validate.read_text()))
+    else:
+        rows = [{"layer": name, **model.row(m, n, k)} for name, n, k in SHAPES for m in arguments.tokens]
+    for row in rows:
+        print("  ".join(f"{key}={value}" for key, value in row.items()))
+    if arguments.output:
+        gpu = asdict(model.gpu)
+        what = "time of the fused kernels predicted from their machine code"
+        result = {"what": what, "provenance": "computed", "command": " ".join(sys.argv), "gpu": gpu, "rows": rows}
+        arguments.output.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

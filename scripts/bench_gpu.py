@@ -1,0 +1,179 @@
+#!/usr/bin/env python3
+"""Times the CUDA kernels on the GPU at hand, in one run, and writes the result as JSON.
+
+    python scripts/bench_gpu.py --output docs/results/NAME.json [--library build/cuda/libvoltserve_cuda.so]
+
+Weights of every shape in turn, rotated through enough copies that none is in the L2 cache; launches in a CUDA graph,
+median of replays. The yardsticks are measured in the same run: reading and copying (kernels that do nothing else), and
+two ways to compute the same without our fused kernels: dequantize to fp16 then cuBLAS on every call, and cuBLAS on fp16
+weights.
+
+mma.m8n8k4 is emulated on GPUs after Volta: there only the fma kernels' and the dequantizer's times mean anything.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from kernels.tools.native import LIBRARY, Library, Packed
+from kernels.tools.reference import random_weights
+
+# (layer, N, K): what one rank multiplies by. Q8: Qwen3-32B; Q27: Qwen3.8-27B (GDN: its linear-attention layers).
+SHAPES = (
+    ("Qwen3-32B TP1 qkv", 10240, 5120),
+    ("Qwen3-32B TP1 o", 5120, 8192),
+    ("Qwen3-32B TP1 gate_up", 51200, 5120),
+    ("Qwen3-32B TP1 down", 5120, 25600),
+    ("Qwen3-32B TP2 qkv", 5120, 5120),
+    ("Qwen3-32B TP2 o", 5120, 4096),
+    ("Qwen3-32B TP2 gate_up", 25600, 5120),
+    ("Qwen3-32B TP2 down", 5120, 12800),
+    ("Qwen3.8-27B TP1 gate_up", 34816, 5120),
+    ("Qwen3.8-27B TP1 down", 5120, 17408),
+    ("Qwen3.8-27B TP1 GDN in", 16480, 5120),
+    ("Qwen3.8-27B TP1 GDN out", 5120, 6144),
+    ("Qwen3.8-27B TP2 gate_up", 17408, 5120),
+    ("Qwen3.8-27B TP2 down", 5120, 8704),
+    ("Qwen3.8-27B TP2 GDN in", 8240, 5120),
+    ("Qwen3.8-27B TP2 GDN out", 5120, 3072),
+)
+ROTATED_BYTES = 256 << 20  # several times any L2
+GROUP = 16
+
+
+def seconds(launches: Sequence[Callable[[], Any]], replays: int = 7) -> float:
+    """Median time of one launch: all of `launches` in one CUDA graph, which is replayed."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for launch in launches:
+            launch()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        for launch in launches:
+            launch()
+    times = []
+    for _ in range(replays + 2):
+        start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        graph.replay()
+        stop.record()
+        stop.synchronize()
+        times.append(start.elapsed_time(stop) / 1e3 / len(launches))
+    return statistics.median(times[2:])
+
+
+def ceilings(library: Library) -> dict[str, float]:
+    """Bytes per second of reading, and of copying (read and written bytes both counted), 1 GiB each."""
+    data = torch.randint(-(2**31), 2**31 - 1, (1 << 28,), dtype=torch.int32, device="cuda")
+    other, sink = torch.empty_like(data), torch.zeros(1, dtype=torch.int32, device="cuda")
+    size = data.numel() * 4
+    processors = torch.cuda.get_device_properties(0).multi_processor_count
+    grids = [processors * b for b in (4, 8, 16, 32)]
+    read = min(seconds([partial(library.read, data, grid, sink)] * 3) for grid in grids)
+    copy = min(seconds([partial(library.copy, data, other, grid)] * 3) for grid in grids)
+    return {"read": size / read, "copy": 2 * size / copy}
+
+
+def copies(library: Library, n: int, k: int) -> list[Packed]:
+    """Packed weights, as many as make ROTATED_BYTES."""
+    generator = torch.Generator("cuda").manual_seed(n + k)
+    count = min(40, max(2, ROTATED_BYTES // (n * k * 9 // 16) + 1))
+    made = []
+    for _ in range(count):
+        w = random_weights(n, k, GROUP, generator)
+        made.append(library.pack(w.codes, w.scales, w.row_factor, GROUP))
+    return made
+
+
+def measure(library: Library, name: str, n: int, k: int, tokens: Sequence[int], read: float) -> list[dict[str, Any]]:
+    """One row per token count: our time, the alternatives' times, and the fraction of the read ceiling."""
+    weights = copies(library, n, k)
+    size = n * k * 9 / 16
+    scratch = torch.empty(n, k, dtype=torch.float16, device="cuda")
+    dense = [torch.empty(n, k, dtype=torch.float16, device="cuda") for _ in range(min(len(weights), 4))]
+    for w, d in zip(weights, dense, strict=False):
+        library.dequantize(w, d)
+    dequantize = seconds([lambda w=w: library.dequantize(w, scratch) for w in weights])
+    rows = []
+    for m in tokens:
+        x = torch.randn(m, k, device="cuda").half()
+        y = torch.empty(m, n, dtype=torch.float16, device="cuda")
+        twin = library.has_twin and m > 4  # the plan's kernel would be emulated
+        launches = [library.linear(x, w, y, twin=twin) for w in weights]
+        ours = seconds(launches)
+
+        unfused = seconds([partial(dequantize_then_multiply, library, w, scratch, x, y) for w in weights])
+        cublas = seconds([partial(torch.mm, x, d.T, out=y) for d in dense])
+        rows.append(
+            {
+                "layer": name, "n": n, "k": k, "m": m,
+                "variant": ("twin of " if twin else "") + launches[0].shape.name, "blocks": launches[0].plan.blocks,
+                "us": round(ours * 1e6, 2), "weight_gb_s": round(size / ours / 1e9, 1),
+                "of_read": round(size / ours / read, 3),
+                "dequantize_cublas_us": round(unfused * 1e6, 2), "speedup_over_it": round(unfused / ours, 2),
+                "fp16_cublas_us": round(cublas * 1e6, 2), "speedup_over_fp16": round(cublas / ours, 2),
+                "dequantize_us": round(dequantize * 1e6, 2),
+                "dequantize_gb_s": round((size + 2 * n * k) / dequantize / 1e9, 1),
+            }
+        )  # fmt: skip
+    return rows
+
+
+def dequantize_then_multiply(
+    library: Library, w: Packed, scratch: torch.Tensor, x: torch.Tensor, y: torch.Tensor
+) -> None:
+    """The product as it is without a fused kernel."""
+    library.dequantize(w, scratch)
+    torch.mm(x, scratch.T, out=y)
+
+
+def main() -> None:
+    """Measures, prints a table, writes the JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--library", type=Path, default=LIBRARY)
+    parser.add_argument("--tokens", type=int, nargs="+", default=[1, 2, 3, 4])
+    arguments = parser.parse_args()
+    began = time.monotonic()
+    library = Library(arguments.library)
+    limits = ceilings(library)
+    result: dict[str, Any] = {
+        "what": "time of the CUDA kernels",
+        "provenance": "measured",
+        "device": torch.cuda.get_device_name(),
+        "library": str(arguments.library),
+        "command": " ".join(sys.argv),
+        "read_gb_s": round(limits["read"] / 1e9, 1),
+        "copy_gb_s": round(limits["copy"] / 1e9, 1),
+        "rows": [],
+    }
+    print(f"read {result['read_gb_s']} GB/s, copy {result['copy_gb_s']} GB/s", flush=True)
+    for name, n, k in SHAPES:
+        for row in measure(library, name, n, k, arguments.tokens, limits["read"]):
+            result["rows"].append(row)
+            print(
+                f"{name:26} {n:6}x{k:<6} M={row['m']:<3} {row['variant']:5} blocks={row['blocks']:<4} {row['us']:8} us "
+                f"{row['of_read']:.0%} of read, {row['speedup_over_it']}x dequantize+cuBLAS, "
+                f"{row['speedup_over_fp16']}x fp16, "
+                f"dequantize {row['dequantize_gb_s'] / result['copy_gb_s']:.0%} of copy",
+                flush=True,
+            )
+    result["seconds"] = round(time.monotonic() - began, 1)
+    arguments.output.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,39 @@
+#!/usr/bin/env bash
+# Builds build/cuda/libvoltserve_cuda.so, the CUDA kernels without torch: sm_70 machine code and compute_70 PTX, from an
+# nvcc that still knows Volta (scripts/fetch_nvcc.sh). Needs no GPU. Recompiles only what changed.
+# Usage: build_cuda.sh [ARCH]    ARCH 70 (default), or e.g. 90: the same compute_70 PTX, compiled ahead for another GPU into
+# build/cuda-sm90/, to validate kernels/tools/sass_model.py there.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+arch=${1:-70}
+CUDA_HOME=$(scripts/fetch_nvcc.sh)
+out=build/cuda code="arch=compute_70,code=[sm_70,compute_70]"
+sources=(kernels/cuda/*.cu kernels/cuda/plan.cpp kernels/cuda/c_api.cpp kernels/tools/read_ceiling.cu)
+if [[ $arch != 70 ]]; then
+  out=build/cuda-sm$arch code="arch=compute_70,code=sm_$arch"
+  sources+=(kernels/tools/twin_sm80.cu)
+fi
+mkdir -p "$out"
+
+compile() {
+  local source=$1 object=$2 target=$code sum
+  [[ $source == *_sm80.cu ]] && target=arch=compute_80,code=sm_$arch
+  sum=$(echo "$target"; cat kernels/cuda/*.cuh kernels/cuda/*.h "$source" | sha256sum)
+  [[ -f $object && -f $object.sum && $(<"$object.sum") == "$sum" ]] && return 0
+  "$CUDA_HOME/bin/nvcc" -gencode "$target" -O3 -std=c++17 -Werror all-warnings -Xcompiler -fPIC,-Wall,-Wextra -Xptxas -v \
+    -c "$source" -o "$object" 2>"$object.ptxas" || { cat "$object.ptxas" >&2; return 1; }
+  printf '%s' "$sum" >"$object.sum"
+}
+
+objects=() jobs=()
+for source in "${sources[@]}"; do
+  object=$out/$(basename "${source%.*}").o
+  objects+=("$object")
+  compile "$source" "$object" &
+  jobs+=($!)
+  while (($(jobs -rp | wc -l) >= $(nproc))); do wait -n || true; done
+done
+for job in "${jobs[@]}"; do wait "$job"; done
+g++ -shared "${objects[@]}" -o "$out/libvoltserve_cuda.so" "-L$CUDA_HOME/lib64" -lcudart '-Wl,-rpath,$ORIGIN'
+cp -u "$CUDA_HOME/lib64/libcudart.so.12" "$out/"
+echo "$out/libvoltserve_cuda.so"
