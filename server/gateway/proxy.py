@@ -9,8 +9,10 @@ import asyncio
 
 import httpx
 import structlog
+from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
+from server.gateway import mend
 from server.gateway.errors import APIError
 from server.gateway.guard import Guard, parse_object
 from server.gateway.metrics import Metrics
@@ -93,6 +95,7 @@ class Proxy:
             request = parse_object(body)
             self._guard.check_size(request)
             model = request.get("model")
+            body = mend.request_body(self._route.path, request, body)
         relay = asyncio.create_task(self._relay(scope, receive, send, body, model))
         left = asyncio.create_task(_disconnected(receive))
         try:
@@ -129,7 +132,13 @@ class Proxy:
             await _engine_gone(error, upstream).response()(scope, receive, send)
             return
         try:
+            if response.is_error:
+                await _relay_error(response, scope, receive, send)
+                return
             ended_well = await self._relay_response(response, upstream, scope, send)
+        except httpx.TransportError as error:  # within an error's body: nothing is sent yet
+            await _engine_gone(error, upstream).response()(scope, receive, send)
+            return
         finally:
             await response.aclose()
         # Last of all: once the response is complete, the server reports the client as disconnected.
@@ -157,6 +166,16 @@ class Proxy:
                 return False
             await send({"type": "http.response.body", "body": broken.event(), "more_body": True})
         return True
+
+
+async def _relay_error(response: httpx.Response, scope: Scope, receive: Receive, send: Send) -> None:
+    body = b""
+    async for chunk in response.aiter_bytes():
+        body += chunk
+        if len(body) > mend.MAX_ERROR:
+            break
+    mended = mend.error_body(response.status_code, body)
+    await Response(mended, response.status_code, media_type="application/json")(scope, receive, send)
 
 
 def _engine_gone(error: httpx.TransportError, upstream: Upstream) -> APIError:
