@@ -150,8 +150,8 @@ def modelopt_config(directory: Path) -> dict[str, Any] | None:
 
 def _unquantized_modules(directory: Path) -> tuple[str, ...]:
     """Modules whose weights are stored in 16 bits. Raises QuantError for weights that are neither that nor NVFP4."""
-    headers, problems = read_shards(directory)
-    if problems:
+    headers, findings = read_shards(directory)
+    if problems := [finding for finding in findings if finding.severity == "error"]:
         raise QuantError(f"{directory}: {problems[0]}", "See `voltserve verify`")
     modules, _ = sort_modules(tensors_of(headers))
     for module, kind in modules.foreign.items():

@@ -163,6 +163,7 @@ def test_other_models_are_left_as_they_are(tmp_path: Path) -> None:
 
 def test_the_tensors_decide_where_exclude_modules_is_missing(tmp_path: Path) -> None:
     model = write_model(tmp_path / "model", modelopt_linear, MODELOPT)
+    (model / "consolidated.safetensors").write_bytes(b"a file that the index does not name")
     config = QuasarNvfp4Config.from_config(nested(exclude_modules=...))
     config.maybe_update_config(str(model))
     assert {"lm_head", "model.embed_tokens"} < set(config.config.ignore)
