@@ -219,6 +219,10 @@ def compare_with_config(config: Mapping[str, object], modules: Modules, tensors:
                     got = f"{'NK'[dimension]}={shape[dimension]} of {list(shape)}"
                     expected = f"{key} {declared} as in config.json"
                     findings.append(error("shape", _shard_of(module, tensors), module, expected, got, _CONFIG))
+    untied = False in (config.get("tie_word_embeddings"), sizes.get("tie_word_embeddings"))
+    if untied and any("embed_tokens" in name for name in tensors) and not any("lm_head" in name for name in tensors):
+        expected = "a head of its own, as config.json declares tie_word_embeddings false"
+        findings.append(error("missing-tensor", "", "lm_head.weight", expected, "nothing", _AGAIN))
     return _limited(findings) + _absent_layers(sizes, tensors)
 
 

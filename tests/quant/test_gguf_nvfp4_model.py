@@ -155,3 +155,22 @@ def test_a_damaged_file_is_refused_naming_it(tmp_path, change, message):
 def test_a_tensor_that_cannot_be_is_named(tmp_path, kind, shape, raw, message):
     with pytest.raises(QuantError, match=message):
         open_gguf(write_by_hand(tmp_path, {"w": (kind, shape, raw)}))
+
+
+def test_damaged_bytes_end_in_our_error_or_in_a_file(tmp_path):
+    path = write_by_hand(tmp_path, tiny_tensors()[0])
+    raw = path.read_bytes()
+    random = np.random.default_rng(0)
+    opened = 0
+    for _ in range(300):
+        damaged = bytearray(raw)
+        for at in random.integers(0, 9000, random.integers(1, 4)):
+            damaged[at] = random.choice([0, 1, 127, 255])
+        path.write_bytes(damaged[: random.integers(1, len(raw)) if random.random() < 0.2 else None])
+        try:
+            open_gguf(path)
+            opened += 1
+        except QuantError as error:
+            assert str(path) in str(error)
+
+    assert 0 < opened < 300, "both kinds are among the inputs"

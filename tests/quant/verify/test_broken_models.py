@@ -391,6 +391,14 @@ BROKEN: dict[str, tuple[Change, str, str, str, str, str, str]] = {
         data("config.json", lambda config: config.update(num_hidden_layers=4)),
         *("error", "absent-layer", "", "", "4 layers as in config.json", "no tensors for 2 layers: 2, 3"),
     ),
+    "the head is missing and the config does not tie it to the embedding": (
+        lambda model: [
+            tensor("lm_head.weight", lambda _: None, FIRST)(model),
+            data(INDEX, lambda index: index["weight_map"].pop("lm_head.weight"))(model),
+            data("config.json", lambda config: config.update(tie_word_embeddings=False))(model),
+        ],
+        *("error", "missing-tensor", "", "lm_head.weight", "a head of its own", "nothing"),
+    ),
     "the config declares an MTP layer": (
         data("config.json", lambda config: config.update(mtp_num_hidden_layers=1)),
         *("warning", "absent-layer", "", "", "MTP layers", "no mtp tensors"),
