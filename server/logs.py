@@ -1,5 +1,6 @@
 """Structured logs on stderr, text or one JSON object a line, for our own loggers and for libraries' alike."""
 
+import contextlib
 import logging
 import sys
 from collections.abc import Callable
@@ -32,7 +33,7 @@ def configure(level: str, form: str, write: Callable[[str], None] | None = None)
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
-        logger_factory=lambda *_: _LineLogger(write or _write_stderr),
+        logger_factory=lambda *_: _LineLogger(write or write_stderr),
         cache_logger_on_first_use=False,
     )
     root = logging.getLogger()
@@ -44,8 +45,10 @@ def configure(level: str, form: str, write: Callable[[str], None] | None = None)
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
 
 
-def _write_stderr(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+def write_stderr(line: str) -> None:
+    """Writes a finished line. Where it cannot be written, as on a full disk, it is lost: serving goes on."""
+    with contextlib.suppress(OSError):
+        print(line, file=sys.stderr, flush=True)
 
 
 class _LineLogger:

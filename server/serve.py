@@ -162,9 +162,12 @@ def _runtime_folder() -> Iterator[Path]:
     """A private folder (mode 0700) for the engine's sockets, removed at the end.
 
     Raises:
-        PreflightError: its path is too long for a Unix socket.
+        PreflightError: it cannot be made, or its path is too long for a Unix socket.
     """
-    folder = Path(tempfile.mkdtemp(prefix="voltserve-"))
+    try:
+        folder = Path(tempfile.mkdtemp(prefix="voltserve-"))
+    except OSError as error:
+        raise PreflightError(f"no folder for the engine's sockets: {error.strerror}; set TMPDIR") from error
     try:
         if len(bytes(folder / str(uuid.uuid4()))) > MAX_SOCKET_PATH:  # vLLM's names, longer than ours
             raise PreflightError(f"{folder} is too long for a Unix socket's path ({MAX_SOCKET_PATH} bytes); set TMPDIR")

@@ -2,7 +2,6 @@
 
 import json
 import shlex
-import sys
 import time
 
 import structlog
@@ -11,6 +10,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColum
 
 from quant.progress import OnProgress
 from quant.progress import Progress as WorkProgress
+from server import logs
 from server.config import Config
 from server.supervisor import State, Status
 
@@ -52,13 +52,13 @@ class LogReporter:
 
     def write(self, line: str) -> None:
         """Takes a finished log line."""
-        print(line, file=sys.stderr, flush=True)
+        logs.write_stderr(line)
 
     def show(self, status: Status) -> None:
         """Takes the supervisor's new status."""
         if status.state is State.READY and self._state is State.WARMING:
             for line in ready_lines(self._config, self._url):
-                print(line, flush=True)
+                self.write(line)
         self._state = status.state
         if status.progress is None or status.state not in _STARTING:
             return

@@ -63,7 +63,7 @@ def test_a_pipe_gets_a_line_for_each_phase_and_the_ready_lines_once(
     assert captured.err.count("phase=weights") == 1
     assert "done=5" in captured.err
     assert captured.err.count("first completion") == 1
-    assert captured.out.count("ready: ") == 1
+    assert captured.err.count("ready: ") == 1
 
 
 def test_a_terminal_gets_a_bar_with_bytes_above_which_the_log_goes_on(config: Config) -> None:
