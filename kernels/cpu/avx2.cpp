@@ -45,19 +45,15 @@ struct Vector {
     return _mm256_cvtph_ps(_mm_and_si128(_mm_slli_epi16(words, 7), _mm_set1_epi16(static_cast<short>(0xBF80))));
   }
 
-  static void decode(const uint8_t* bytes, F* column) {
+  static void decode(const uint8_t* bytes, int nibble, F* column) {
     const __m256i packed = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(bytes));
-    const __m256i nibble = _mm256_set1_epi8(0xF);
-    four_columns(_mm256_and_si256(packed, nibble), column);
-    four_columns(_mm256_and_si256(_mm256_srli_epi16(packed, 4), nibble), column + 4);
-  }
-
- private:
-  static void four_columns(__m256i codes, F* column) {
+    const __m256i codes = _mm256_and_si256(_mm256_srli_epi16(packed, nibble * 4), _mm256_set1_epi8(0xF));
     const __m256i high = _mm256_shuffle_epi8(table(kHigh), codes), low = _mm256_shuffle_epi8(table(kLow), codes);
     two_columns(_mm256_unpacklo_epi8(low, high), column);
     two_columns(_mm256_unpackhi_epi8(low, high), column + 2);
   }
+
+ private:
   static void two_columns(__m256i pairs, F* column) {
     column[0] = _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16));
     column[1] = _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32(static_cast<int>(0xFFFF0000))));

@@ -42,19 +42,15 @@ struct Vector {
     return _mm512_cvtph_ps(_mm256_and_si256(_mm256_slli_epi16(words, 7), sign_and_value));
   }
 
-  static void decode(const uint8_t* bytes, F* column) {
+  static void decode(const uint8_t* bytes, int nibble, F* column) {
     const __m512i packed = _mm512_loadu_si512(bytes);
-    const __m512i nibble = _mm512_set1_epi8(0xF);
-    four_columns(_mm512_and_si512(packed, nibble), column);
-    four_columns(_mm512_and_si512(_mm512_srli_epi16(packed, 4), nibble), column + 4);
-  }
-
- private:
-  static void four_columns(__m512i codes, F* column) {
+    const __m512i codes = _mm512_and_si512(_mm512_srli_epi16(packed, nibble * 4), _mm512_set1_epi8(0xF));
     const __m512i high = _mm512_shuffle_epi8(table(kHigh), codes), low = _mm512_shuffle_epi8(table(kLow), codes);
     two_columns(_mm512_unpacklo_epi8(low, high), column);
     two_columns(_mm512_unpackhi_epi8(low, high), column + 2);
   }
+
+ private:
   static void two_columns(__m512i pairs, F* column) {
     column[0] = _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16));
     column[1] = _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(static_cast<int>(0xFFFF0000))));

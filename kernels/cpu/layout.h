@@ -19,6 +19,7 @@ namespace voltserve::cpu {
 
 constexpr int kTileRows = 16;
 constexpr int kStepColumns = 8;
+constexpr int kNibbleColumns = kStepColumns / 2;  // in the low nibbles of a step; as many in the high ones
 constexpr int kStepBytes = kTileRows * kStepColumns / 2;
 
 inline int64_t tiles_of(int64_t rows) { return (rows + kTileRows - 1) / kTileRows; }

@@ -8,8 +8,9 @@
 //
 // Numerics: see include/nvfp4.h. Products within a group are summed unscaled in float32, then scaled once.
 //
-// `Vector` has: width (rows of W it holds, dividing kTileRows); max_rows (kMaxRows below); F, its register; zero, load, store, broadcast, add, mul,
-// fma(a, b, c) = a * b + c; decode(bytes, F[8]), 8 columns of `width` rows; scales(bytes), `width` block scales times 2^-8.
+// `Vector` has: width (rows of W it holds, dividing kTileRows); max_rows (kMaxRows below); F, its register; zero, load, store,
+// broadcast, add, mul, fma(a, b, c) = a * b + c; decode(bytes, nibble, F[4]), the columns of a step that are in the low (0)
+// or high (1) nibbles, of `width` rows; scales(bytes), `width` block scales times 2^-8.
 
 #include <algorithm>
 
@@ -42,15 +43,18 @@ void tile_times_rows(const Nvfp4Matrix& w, int64_t tile, const float* x, const f
       std::fill_n(part, M * kParts, Vector::zero());
 #pragma GCC unroll 4
       for (int s = 0; s < kSteps; ++s) {
-        F column[kStepColumns];
-        Vector::decode(packed + s * kStepBytes + v * Vector::width * kStepColumns / 2, column);
-        const float* xs = x + (g * kSteps + s) * kStepColumns;
+#pragma GCC unroll 2
+        for (int nibble = 0; nibble < 2; ++nibble) {  // half the columns at a time, or registers run out at M = 8
+          F column[kNibbleColumns];
+          Vector::decode(packed + s * kStepBytes + v * Vector::width * kStepColumns / 2, nibble, column);
+          const float* xs = x + (g * kSteps + s) * kStepColumns + nibble * kNibbleColumns;
+#pragma GCC unroll 4
+          for (int c = 0; c < kNibbleColumns; ++c) {
 #pragma GCC unroll 8
-        for (int c = 0; c < kStepColumns; ++c) {
-#pragma GCC unroll 8
-          for (int m = 0; m < M; ++m) {
-            F& sum = part[m * kParts + c % kParts];
-            sum = Vector::fma(column[c], Vector::broadcast(xs[m * w.columns + c]), sum);
+            for (int m = 0; m < M; ++m) {
+              F& sum = part[m * kParts + c % kParts];
+              sum = Vector::fma(column[c], Vector::broadcast(xs[m * w.columns + c]), sum);
+            }
           }
         }
       }
@@ -107,11 +111,14 @@ void dequantize(const Nvfp4Matrix& w, float* out, int64_t tile_begin, int64_t ti
       const int64_t group = step * kStepColumns / w.group_size;
       float columns[kStepColumns][kTileRows];
       for (int v = 0; v < kVectors; ++v) {
-        F column[kStepColumns];
-        Vector::decode(w.packed + (tile * steps + step) * kStepBytes + v * Vector::width * kStepColumns / 2, column);
+        const uint8_t* bytes = w.packed + (tile * steps + step) * kStepBytes + v * Vector::width * kStepColumns / 2;
         const F scale = Vector::scales(w.scales + (tile * groups + group) * kTileRows + v * Vector::width);
-        for (int c = 0; c < kStepColumns; ++c) {
-          Vector::store(columns[c] + v * Vector::width, Vector::mul(column[c], scale));
+        for (int nibble = 0; nibble < 2; ++nibble) {
+          F column[kNibbleColumns];
+          Vector::decode(bytes, nibble, column);
+          for (int c = 0; c < kNibbleColumns; ++c) {
+            Vector::store(columns[nibble * kNibbleColumns + c] + v * Vector::width, Vector::mul(column[c], scale));
+          }
         }
       }
       for (int r = 0; r < count; ++r) {

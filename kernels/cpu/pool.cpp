@@ -14,7 +14,7 @@ namespace voltserve::cpu {
 namespace {
 
 constexpr int kSharesPerThread = 4;
-constexpr auto kLookForWork = std::chrono::microseconds(300);  // about what lies between two products of a step
+constexpr auto kLookForWork = std::chrono::microseconds(150);  // about what lies between two products of a step
 
 class Pool {
  public:

@@ -63,9 +63,9 @@ struct Vector {
     });
   }
 
-  static void decode(const uint8_t* bytes, F* column) {
-    for (int c = 0; c < kStepColumns; ++c) {
-      column[c] = each([=](int r) { return kE2m1[bytes[step_byte(r, c)] >> (c / 4 * 4) & 0xF]; });
+  static void decode(const uint8_t* bytes, int nibble, F* column) {
+    for (int c = 0; c < kNibbleColumns; ++c) {
+      column[c] = each([=](int r) { return kE2m1[bytes[step_byte(r, c)] >> (nibble * 4) & 0xF]; });
     }
   }
 

@@ -1,0 +1,255 @@
+#!/usr/bin/env python3
+"""Tokens a second on this CPU, through HTTP: ours, stock vLLM on the 16-bit model, and llama.cpp, side by side.
+
+    .venv/bin/python scripts/bench_cpu.py docs/results/cpu-DATE.json --llama-python V/bin/python --gguf FILE
+
+All servers are up at once and measured in turn, round after round, so that what else the machine does hits all alike;
+the ratios are of medians over rounds. llama.cpp (`pip install "llama-cpp-python[server]==0.3.36"`, in an environment of
+its own) is left out where it is not named. Beside: the NVFP4 kernel's GB/s against the read ceiling.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import platform
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+
+import httpx
+
+ROOT = Path(__file__).parents[1]
+PROMPT = "Write a long story about the voyage of ship number {number}, with every detail of its journey."
+TOKENS = 64
+STREAMS = (1, 8)
+READY_LIMIT_S = 300
+# What the preset cpu-smoke gives our engine, for stock vLLM as well.
+VLLM_ENVIRONMENT = {
+    "LD_PRELOAD": str(Path(sys.prefix) / "lib" / "libiomp5.so"),
+    "OMP_NUM_THREADS": str(os.cpu_count()),
+    "KMP_BLOCKTIME": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_HOST_IP": "127.0.0.1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_PLUGINS": "",  # stock: none of ours
+    "HF_HUB_OFFLINE": "1",
+}
+KERNEL_SHAPES = ((960, 576), (576, 576), (3072, 576), (576, 1536), (4096, 4096))
+
+
+@dataclass
+class Server:
+    """One way to serve the model, and what it did: tokens a second by number of streams, one entry a round."""
+
+    name: str
+    command: list[str]
+    environment: dict[str, str] = field(default_factory=dict)
+    extra: dict[str, object] = field(default_factory=dict)  # of the request's body
+    port: int = 0
+    ready_s: float = 0.0
+    rates: dict[int, list[float]] = field(default_factory=lambda: {streams: [] for streams in STREAMS})
+
+    def median(self, streams: int) -> float:
+        """Tokens a second of the middle round."""
+        return statistics.median(self.rates[streams])
+
+
+def servers(arguments: argparse.Namespace) -> list[Server]:
+    """Those to compare. `{port}` stands for the port."""
+    made = [
+        Server(
+            "voltserve, NVFP4",
+            [
+                str(Path(sys.prefix) / "bin" / "voltserve"),
+                "serve",
+                "--model",
+                "models/smollm2-nvfp4",
+                "--port",
+                "{port}",
+            ],
+            extra={"ignore_eos": True, "model": "models/smollm2-nvfp4"},
+        )
+    ]
+    for dtype in arguments.dense_dtypes:
+        command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", "models/smollm2"]
+        command += ["--host", "127.0.0.1", "--port", "{port}", "--dtype", dtype, "--enforce-eager"]
+        command += ["--max-model-len", "2048", "--max-num-seqs", "16", "--distributed-executor-backend", "uni"]
+        extra = {"ignore_eos": True, "model": "models/smollm2"}
+        made.append(Server(f"vLLM 0.19.1, {dtype}", command, VLLM_ENVIRONMENT, extra))
+    if arguments.llama_python:
+        command = [arguments.llama_python, "-m", "llama_cpp.server", "--model", arguments.gguf, "--host", "127.0.0.1"]
+        command += ["--port", "{port}", "--n_ctx", "2048", "--n_threads", str(os.cpu_count())]
+        command += ["--n_threads_batch", str(os.cpu_count()), "--interrupt_requests", "false"]
+        made.append(Server("llama.cpp, Q4_1", command))
+    return made
+
+
+@contextlib.contextmanager
+def running(server: Server, logs: Path) -> Iterator[None]:
+    """Starts the server and waits until it has completed a prompt; ends it with all its processes."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        server.port = probe.getsockname()[1]
+    command = [part.format(port=server.port) for part in server.command]
+    log_path = logs / f"{server.name.replace(' ', '-')}.log"
+    began = time.monotonic()
+    with log_path.open("wb") as log:
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=os.environ | server.environment, stdout=log, stderr=log, start_new_session=True
+        )
+        try:
+            while not answers(server):
+                if process.poll() is not None or time.monotonic() - began > READY_LIMIT_S:
+                    sys.exit(f"{server.name} did not come up:\n{log_path.read_text(errors='replace')[-3000:]}")
+                time.sleep(0.2)
+            server.ready_s = round(time.monotonic() - began, 1)
+            yield
+        finally:
+            process.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(20)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def answers(server: Server) -> bool:
+    """Whether the server completes a prompt by now."""
+    with contextlib.suppress(httpx.HTTPError):
+        body = {"prompt": "Hello", "max_tokens": 4, "temperature": 0, **server.extra}
+        return httpx.post(f"http://127.0.0.1:{server.port}/v1/completions", json=body, timeout=60).status_code == 200
+    return False
+
+
+def stream(server: Server, number: int) -> int:
+    """One streamed completion; the number of tokens, of which each server sends one a chunk."""
+    body = {"prompt": PROMPT.format(number=number), "max_tokens": TOKENS, "temperature": 0, "stream": True}
+    url = f"http://127.0.0.1:{server.port}/v1/completions"
+    tokens = 0
+    with httpx.stream("POST", url, json={**body, **server.extra}, timeout=600) as reply:
+        reply.raise_for_status()
+        for line in reply.iter_lines():
+            if line.startswith("data: {"):
+                choices = json.loads(line.removeprefix("data: ")).get("choices")
+                tokens += bool(choices and choices[0]["text"])
+    return tokens
+
+
+def measure(server: Server, streams: int, first: int) -> None:
+    """Adds one round: all tokens of the streams over the time until the last has ended, prompts included."""
+    with ThreadPoolExecutor(streams) as pool:
+        began = time.monotonic()
+        tokens = sum(pool.map(lambda number: stream(server, number), range(first, first + streams)))
+        server.rates[streams].append(tokens / (time.monotonic() - began))
+
+
+def kernels() -> dict[str, object]:
+    """GB/s of the NVFP4 product over one token, of matrices too many for the caches, and the read ceiling."""
+    import torch
+    import voltserve_kernels
+
+    with tempfile.TemporaryDirectory() as folder:
+        program = Path(folder) / "read_ceiling"
+        source = ROOT / "kernels" / "tools" / "read_ceiling.cpp"
+        subprocess.run(["g++", "-O3", "-march=native", "-pthread", source, "-o", program], check=True)
+        output = subprocess.run([program, str(os.cpu_count())], check=True, capture_output=True, text=True).stdout
+    ceiling = float(output)
+    rows = []
+    for n, k in KERNEL_SHAPES:
+        size = n * k // 2 + n * k // 16
+        copies = (256 << 20) // size + 1
+        codes = torch.randint(256, (n, k // 2), dtype=torch.uint8)
+        scales = torch.randint(0x70, (n, k // 16), dtype=torch.uint8).view(torch.float8_e4m3fn)
+        weights = [torch.ops.voltserve.nvfp4_pack(codes, scales, 16) for _ in range(copies)]
+        x, factor = torch.randn(1, k), torch.ones(n)
+        best = 0.0
+        for _ in range(5):
+            began = time.perf_counter()
+            for packed, packed_scales in weights:
+                torch.ops.voltserve.nvfp4_linear(x, packed, packed_scales, factor, 16)
+            best = max(best, copies * size / (time.perf_counter() - began) / 1e9)
+        rows.append({"n": n, "k": k, "gb_per_s": round(best, 2), "of_ceiling": round(best / ceiling, 3)})
+    instruction_set = voltserve_kernels.cpu_instruction_sets()[0]
+    return {"read_ceiling_gb_per_s": ceiling, "instruction_set": instruction_set, "m": 1, "nvfp4_linear": rows}
+
+
+def report(compared: list[Server], kernel: dict[str, object], arguments: argparse.Namespace) -> dict[str, object]:
+    """The result file's contents."""
+    ours = compared[0]
+    dense = [server for server in compared if server.name.startswith("vLLM")]
+    peers = {"vLLM's best dtype": dense, "llama.cpp": [one for one in compared if one.name.startswith("llama")]}
+    ratios = {
+        f"x{streams} over {name}": round(ours.median(streams) / max(one.median(streams) for one in group), 2)
+        for streams in STREAMS
+        for name, group in peers.items()
+        if group
+    }
+    return {
+        "what": "tokens a second of SmolLM2-135M through HTTP, all servers up at once, medians of rounds taken in turn",
+        "provenance": "measured",
+        "date": datetime.now(tz=timezone.utc).date().isoformat(),
+        "command": "scripts/bench_cpu.py " + " ".join(map(str, sys.argv[1:])),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {cpu_model()}",
+        "load_average": os.getloadavg(),
+        "tokens_a_stream": TOKENS,
+        "rounds": arguments.rounds,
+        "ratios": ratios,
+        "servers": [
+            {
+                "name": server.name,
+                "ready_s": server.ready_s,
+                **{f"x{streams}": round(server.median(streams), 1) for streams in STREAMS},
+                "rounds": {f"x{streams}": [round(rate, 1) for rate in server.rates[streams]] for streams in STREAMS},
+            }
+            for server in compared
+        ],
+        "kernel": kernel,
+    }
+
+
+def cpu_model() -> str:
+    """As the system names it."""
+    lines = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace").splitlines()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown CPU")
+
+
+def main() -> None:
+    """Measures and writes the result file."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("output", type=Path)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--dense-dtypes", nargs="*", default=["float32", "float16"])
+    parser.add_argument("--llama-python", help="the interpreter of an environment with llama-cpp-python[server]")
+    parser.add_argument("--gguf", help="the GGUF for llama.cpp")
+    arguments = parser.parse_args()
+    if bool(arguments.llama_python) != bool(arguments.gguf):
+        parser.error("--llama-python and --gguf belong together")
+    kernel = kernels()
+    compared = servers(arguments)
+    with tempfile.TemporaryDirectory() as logs, contextlib.ExitStack() as stack:
+        for server in compared:
+            stack.enter_context(running(server, Path(logs)))
+            print(f"{server.name}: ready after {server.ready_s} s", flush=True)
+            stream(server, 0)
+        for number in range(arguments.rounds):
+            for server in compared:
+                for streams in STREAMS:
+                    measure(server, streams, first=100 * (number + 1))
+                print(server.name, {streams: rates[-1:] for streams, rates in server.rates.items()}, flush=True)
+    result = report(compared, kernel, arguments)
+    arguments.output.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    print(json.dumps(result["ratios"], indent=2))
+
+
+if __name__ == "__main__":
+    main()
