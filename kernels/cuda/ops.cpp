@@ -222,12 +222,7 @@ Tensor linear(Tensor x, Tensor packed, Tensor scales, Tensor row_factor, int64_t
       dequantize_rows(packed, scales, row_factor, w, first, rows, stream);
       multiply_dense(from, rows, y, first);
     }
-    if (bias) {
-      StableIValue stack[3] = {torch::stable::detail::from(y), torch::stable::detail::from(*bias),
-                               torch::stable::detail::from(1.0)};
-      TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::add_", "Tensor", stack, TORCH_ABI_VERSION));
-      torch::stable::detail::to<Tensor>(stack[0]);
-    }
+    if (bias) y = torch::stable::subtract(y, *bias, -1.0);  // the stable ABI has no add
     return torch::stable::reshape(y, shape);
   }
   const Workspace space = workspace(row_factor, stream, chosen);

@@ -1,0 +1,175 @@
+"""Checks torch.ops.voltserve.* on the GPU at hand: the binding around the kernels that gpu_check.py checks.
+
+    python kernels/tools/gpu_check_ops.py --ops PATH/ops.so --output docs/results/NAME.json
+
+Shapes and views of x, the path through cuBLAS, CUDA graphs, two streams at once, experts, and the messages for bad
+arguments.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from kernels.tools.gpu_check import align
+from kernels.tools.reference import Canonical, random_activations, random_weights, worst_error
+
+Weight = tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]
+# Above the fused kernels' range weights are rounded to fp16 before the product, each by at most 2^-11 of itself.
+DENSE_ALLOWANCE = 60
+
+
+class Checker:
+    """Named checks and what failed."""
+
+    def __init__(self) -> None:
+        self.ops = torch.ops.voltserve
+        self.random = torch.Generator("cuda").manual_seed(11)
+        self.passed: list[str] = []
+        self.failures: list[str] = []
+
+    def check(self, name: str, fits: bool, detail: str = "") -> None:
+        """Notes one outcome."""
+        if fits:
+            self.passed.append(name)
+        else:
+            self.failures.append(f"{name} {detail}")
+
+    def weight(self, n: int, k: int, group: int = 16) -> tuple[Canonical, Weight]:
+        """A random matrix, as it is and as the ops take it."""
+        w = random_weights(n, k, group, self.random)
+        packed, scales = self.ops.nvfp4_pack(w.codes, w.scales.view(torch.float8_e4m3fn), group)
+        return w, (packed, scales, w.row_factor, group)
+
+    def product(self, name: str, x: torch.Tensor, w: Canonical, weight: Weight, allowance: float = 1) -> None:
+        """One call against float64."""
+        n = w.codes.shape[0]
+        bias = torch.randn(n, device="cuda", generator=self.random).half()
+        y = self.ops.nvfp4_linear(x, *weight, bias)
+        error, detail = worst_error(y.reshape(-1, n), x.reshape(-1, x.shape[-1]), w.double(), bias)
+        self.check(name, y.shape == (*x.shape[:-1], n) and error <= allowance, f"{error:.3g} at {detail}")
+
+    def raises(self, name: str, message: str, call: Callable[[], Any]) -> None:
+        """The call must raise RuntimeError with `message` in it."""
+        try:
+            call()
+        except RuntimeError as error:
+            self.check(name, message in str(error), str(error).splitlines()[0])
+        else:
+            self.check(name, False, "raised nothing")
+
+
+def shapes(c: Checker) -> None:
+    """Views, leading dimensions, odd sizes, no tokens, many tokens."""
+    for n, k, group in ((1000, 576, 16), (1000, 576, 32), (33, 48, 16)):
+        w, weight = c.weight(n, k, group)
+        for m in (1, 3, 8, 33, 200):
+            c.product(f"{n}x{k} g={group} M={m}", random_activations(m, k, c.random), w, weight)
+        c.product(f"{n}x{k} three dimensions", random_activations(6, k, c.random).view(2, 3, k), w, weight)
+        wide = random_activations(5, 2 * k + 3, c.random)
+        c.product(f"{n}x{k} misaligned view", wide[:, 3 : 3 + k], w, weight)
+        c.product(f"{n}x{k} every other column", wide[:, : 2 * k : 2], w, weight)
+        c.product(f"{n}x{k} M=1500, through cuBLAS", random_activations(1500, k, c.random), w, weight, DENSE_ALLOWANCE)
+        empty = c.ops.nvfp4_linear(torch.empty(0, k, dtype=torch.float16, device="cuda"), *weight)
+        c.check(f"{n}x{k} no tokens", empty.shape == (0, n))
+        dense = c.ops.nvfp4_dequantize(*weight, torch.float16)
+        c.check(
+            f"{n}x{k} dequantize", bool((dense.double() - w.double()).abs().max() <= w.double().abs().max() * 2**-11)
+        )
+
+
+def graphs_and_streams(c: Checker) -> None:
+    """A captured call replays with new inputs; two streams do not disturb each other."""
+    w, weight = c.weight(5120, 2048)
+    for m in (1, 8, 64):
+        x = random_activations(m, 2048, c.random)
+        c.ops.nvfp4_linear(x, *weight)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = c.ops.nvfp4_linear(x, *weight)
+        for replay in range(3):
+            x.copy_(random_activations(m, 2048, c.random))
+            y.fill_(torch.nan)
+            graph.replay()
+            error, detail = worst_error(y, x, w.double())
+            c.check(f"graph M={m} replay {replay}", error <= 1, f"{error:.3g} at {detail}")
+        expected = c.ops.nvfp4_linear(x, *weight)
+        streams = [torch.cuda.Stream() for _ in range(2)]
+        torch.cuda.synchronize()
+        results = []
+        for _ in range(50):
+            for stream in streams:
+                with torch.cuda.stream(stream):
+                    results.append(c.ops.nvfp4_linear(x, *weight))
+        torch.cuda.synchronize()
+        c.check(f"two streams M={m}", all(torch.equal(r, expected) for r in results))
+
+
+def experts(c: Checker) -> None:
+    """The grouped op against each expert on its own."""
+    count, n, k, tokens, top_k = 8, 768, 1024, 50, 2
+    members = [c.weight(n, k) for _ in range(count)]
+    packed, scales = (torch.stack([m[1][i] for m in members]) for i in (0, 1))
+    factor = torch.stack([m[1][2] for m in members])
+    x = random_activations(tokens, k, c.random)
+    routes = torch.rand(tokens, count, device="cuda", generator=c.random).topk(top_k).indices
+    for block in (8, 16, 32, 64):
+        slots, owners = align(routes, count, block)
+        padded = torch.tensor([len(slots)], dtype=torch.int32, device="cuda")
+        y = c.ops.nvfp4_moe_linear(x, packed, scales, factor, 16, slots, owners, padded, top_k)
+        for expert in range(count):
+            token, choice = (routes == expert).nonzero(as_tuple=True)
+            error, detail = worst_error(y[token * top_k + choice], x[token], members[expert][0].double())
+            c.check(f"experts block={block} expert {expert}", error <= 1, f"{error:.3g} at {detail}")
+
+
+def bad_arguments(c: Checker) -> None:
+    """Each is named."""
+    w, weight = c.weight(64, 64)
+    x = random_activations(2, 64, c.random)
+    nan = w.scales.clone()
+    nan[3, 2] = 0x7F
+    pack = c.ops.nvfp4_pack
+    c.raises("NaN scale", "NaN at [3, 2]", lambda: pack(w.codes, nan.view(torch.float8_e4m3fn), 16))
+    c.raises("group", "group_size: expected 16 or 32, got 8", lambda: pack(w.codes, nan.view(torch.float8_e4m3fn), 8))
+    c.raises("x's dtype", "x: expected Half", lambda: c.ops.nvfp4_linear(x.float(), *weight))
+    c.raises("x's width", "x: expected Half [..., 64]", lambda: c.ops.nvfp4_linear(x[:, :32], *weight))
+    c.raises("bias", "bias: expected contiguous Half [64]", lambda: c.ops.nvfp4_linear(x, *weight, x[0, :32]))
+    c.raises("packed", "packed: expected", lambda: c.ops.nvfp4_linear(x, weight[0][:, 1:], *weight[1:]))
+
+
+def main() -> int:
+    """Returns 0 if every check passed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ops", type=Path, required=True)
+    parser.add_argument("--output", type=Path)
+    arguments = parser.parse_args()
+    torch.ops.load_library(str(arguments.ops))
+    checker = Checker()
+    for part in (shapes, graphs_and_streams, experts, bad_arguments):
+        part(checker)
+    result = {
+        "what": "torch.ops.voltserve on a GPU",
+        "provenance": "measured",
+        "device": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "command": " ".join(sys.argv),
+        "passed": len(checker.passed),
+        "failures": checker.failures,
+    }
+    text = json.dumps(result, indent=1)
+    print(text)
+    if arguments.output:
+        arguments.output.write_text(text + "\n")
+    return 1 if checker.failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
