@@ -39,7 +39,9 @@ class Device:
 class Run:
     """How the engine will run. `length` 0 asks for the longest that fits.
 
-    `batched`: the most tokens of a step. `cache_bytes`: the cache's size where it is given, otherwise 0: what is left.
+    `batched`: the most tokens of a step. `embedding_bytes`: a number of the embedding and the head, which the CPU
+    kernels keep in 16 bits while everything else is in the engine's dtype. `cache_bytes`: the cache's size where it is
+    given, otherwise 0: what is left.
     """
 
     length: int
@@ -47,6 +49,7 @@ class Run:
     batched: int
     utilization: float
     dtype_bytes: int
+    embedding_bytes: int
     cache_dtype_bytes: int
     form: WeightForm
     block_size: int
@@ -101,7 +104,7 @@ class Plan:
 
 def make_plan(model: Model, device: Device, run: Run, split: Split) -> Plan:
     """The memory of the fullest device of `split`."""
-    weights = weights_per_gpu(model, split, run.form, run.dtype_bytes)
+    weights = weights_per_gpu(model, split, run.form, run.dtype_bytes, run.embedding_bytes)
     cache = lay_out(model, split, run.cache_dtype_bytes, run.block_size)
     items = [*_weight_items(model, weights, run, split), _activations(model, weights, run, split)]
     outside: list[Item] = []
@@ -142,9 +145,9 @@ def _weight_items(model: Model, weights: Weights, run: Run, split: Split) -> lis
     return [
         Item("4-bit weights", weights.linears, (packed if run.form == "packed" else dense) + share, "computed"),
         Item(
-            f"{8 * run.dtype_bytes}-bit parts",
+            "other weights",
             weights.plain,
-            f"embeddings, head, norms and ignored layers · {run.dtype_bytes} B{share}",
+            f"embeddings and head · {run.embedding_bytes} B, norms and ignored layers · {run.dtype_bytes} B{share}",
             "computed",
         ),
     ]

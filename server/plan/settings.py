@@ -48,6 +48,7 @@ def run_of(config: Config, model: Model, device: Device, split: Split) -> Run:
     on_gpu = device.kind == "gpu"
     dtype_bytes = _DTYPE_BYTES[str(engine.get("dtype", "auto"))]
     kv_dtype = str(engine.get("kv-cache-dtype", "auto"))
+    form = weight_form(on_gpu=on_gpu)
     length = engine.get("max-model-len", model.positions)
     world = 1 if on_gpu else split.gpus
     batched = 8192 if on_gpu and device.memory_bytes >= LARGE_CARD else 2048 * world
@@ -60,8 +61,9 @@ def run_of(config: Config, model: Model, device: Device, split: Split) -> Run:
         batched=_number(engine, "max-num-batched-tokens", batched),
         utilization=float(str(engine.get("gpu-memory-utilization", 0.9))),
         dtype_bytes=dtype_bytes,
+        embedding_bytes=2 if form == "packed" else dtype_bytes,
         cache_dtype_bytes=1 if on_gpu and kv_dtype.startswith("fp8") else dtype_bytes,
-        form=weight_form(on_gpu=on_gpu),
+        form=form,
         block_size=_number(engine, "block-size", GPU_BLOCK if on_gpu else CPU_BLOCK),
         cache_bytes=cache_bytes,
     )

@@ -54,9 +54,9 @@ class Weights:
         return self.linears + self.plain
 
 
-def weights_per_gpu(model: Model, split: Split, form: WeightForm, dtype_bytes: int) -> Weights:
+def weights_per_gpu(model: Model, split: Split, form: WeightForm, dtype_bytes: int, embedding_bytes: int) -> Weights:
     """The weights of the fullest GPU: that of the pipeline stage that holds most."""
-    stages = (_stage(model, split, stage, form, dtype_bytes) for stage in range(split.pipeline))
+    stages = (_stage(model, split, stage, form, dtype_bytes, embedding_bytes) for stage in range(split.pipeline))
     return max(stages, key=lambda weights: weights.total)
 
 
@@ -70,7 +70,7 @@ def stage_layers(layers: int, split: Split, stage: int) -> range:
     return range(start, start + sizes[stage])
 
 
-def _stage(model: Model, split: Split, stage: int, form: WeightForm, dtype_bytes: int) -> Weights:
+def _stage(model: Model, split: Split, stage: int, form: WeightForm, dtype_bytes: int, embedding_bytes: int) -> Weights:
     layers = stage_layers(len(model.kinds), split, stage)
     sizes, stored = [], 0
     for linear in model.linears:
@@ -80,7 +80,10 @@ def _stage(model: Model, split: Split, stage: int, form: WeightForm, dtype_bytes
             packed = packed_bytes(rows, columns, linear.group_size)
             sizes.append(rows * columns * dtype_bytes if form == "dense" else packed)
             stored += packed
-    plain = sum(_plain_bytes(tensor, model, split, dtype_bytes) for tensor in _plain_of(model, split, stage, layers))
+    plain = sum(
+        _plain_bytes(tensor, model, split, dtype_bytes, embedding_bytes)
+        for tensor in _plain_of(model, split, stage, layers)
+    )
     plain += model.positions * model.rotary_dim * dtype_bytes  # the table of cosines and sines, one a GPU
     return Weights(sum(sizes), plain, max(sizes, default=0), stored)
 
@@ -119,14 +122,13 @@ def _plain_of(model: Model, split: Split, stage: int, layers: range) -> Iterator
             yield tensor
 
 
-def _plain_bytes(tensor: Plain, model: Model, split: Split, dtype_bytes: int) -> int:
+def _plain_bytes(tensor: Plain, model: Model, split: Split, dtype_bytes: int, embedding_bytes: int) -> int:
     if not tensor.floating:
         return tensor.nbytes
     shape = tensor.shape
     if len(shape) == 2:
         if tensor.name.endswith((_EMBEDDING, _HEAD)):
             padded = -(-shape[0] // VOCABULARY_PADDING) * VOCABULARY_PADDING
-            shape = (-(-padded // split.tensor), shape[1])
-        else:
-            shape = sharded(tensor.name.removesuffix(".weight"), *shape, model, split.tensor)
+            return -(-padded // split.tensor) * shape[1] * embedding_bytes
+        shape = sharded(tensor.name.removesuffix(".weight"), *shape, model, split.tensor)
     return math.prod(shape) * dtype_bytes

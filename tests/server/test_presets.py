@@ -94,6 +94,45 @@ def test_the_preset_follows_from_the_devices(devices: list[Device], cpu_engine: 
 
 
 @pytest.mark.parametrize(
+    ("count", "memory_gib", "nvlink", "expected"),
+    [
+        (1, 16, False, "v100x1-16g"),
+        (1, 16, True, "v100x1-16g"),
+        (1, 32, True, "v100x1-32g"),
+        (2, 16, False, "v100x2-16g-pcie"),
+        (2, 16, True, "v100x2-16g-sxm2"),
+        (2, 32, False, "v100x2-32g-pcie"),
+        (2, 32, True, "v100x2-32g-sxm2"),
+        (4, 16, False, "v100x4-16g-pcie"),
+        (4, 16, True, "v100x4-16g-sxm2"),
+        (4, 32, False, "v100x4-32g-pcie"),
+        (4, 32, True, "v100x4-32g-sxm2"),
+    ],
+)
+def test_number_size_and_links_of_v100s_decide(count: int, memory_gib: int, nvlink: bool, expected: str) -> None:
+    presets = load_presets()
+    found = Devices((gpu(memory_gib=memory_gib, nvlink=nvlink),) * count)
+    preset, decision = select_preset(presets, found, cpu_engine=False)
+    assert (preset.name, decision.choice) == (expected, expected)
+    assert str(found.gpus[0]) in decision.reason
+    assert sum(one.match is not None and one.match.covers(found.gpus) for one in presets.values()) == 1
+
+
+@pytest.mark.parametrize("name", sorted(load_presets()))
+def test_a_gpu_preset_is_safe_on_its_links(name: str) -> None:
+    preset = load_presets()[name]
+    if preset.match is None:
+        return
+    flags = preset.flags()
+    assert flags["dtype"] == "float16"
+    assert flags["enforce-eager"] is True
+    assert flags.get("tensor-parallel-size", 1) == preset.match.count
+    over_pcie = preset.match.nvlink is False
+    assert (preset.env.get("NCCL_P2P_DISABLE") == "1") == over_pcie
+    assert flags.get("disable-custom-all-reduce", False) is over_pcie
+
+
+@pytest.mark.parametrize(
     "devices",
     [
         [gpu("9.0", 80)],

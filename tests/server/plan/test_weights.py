@@ -28,8 +28,8 @@ def test_key_and_value_heads_are_copied_where_there_are_fewer_than_ranks() -> No
 @pytest.mark.parametrize("name", ["8B", "32B", "27B"])
 @pytest.mark.parametrize("split", [Split(2), Split(4), Split(1, 2), Split(1, 4), Split(2, 2)])
 def test_no_split_loses_a_weight(name: str, split: Split) -> None:
-    whole = weights_per_gpu(model(name), Split(1), "packed", 2)
-    share = weights_per_gpu(model(name), split, "packed", 2)
+    whole = weights_per_gpu(model(name), Split(1), "packed", 2, 2)
+    share = weights_per_gpu(model(name), split, "packed", 2, 2)
     assert share.linears * split.gpus >= whole.linears
     assert share.linears * split.gpus == pytest.approx(whole.linears, rel=0.02)
     assert whole.plain / split.gpus <= share.plain < whole.plain
@@ -38,18 +38,18 @@ def test_no_split_loses_a_weight(name: str, split: Split) -> None:
 def test_dense_weights_take_the_engine_s_dtype() -> None:
     qwen = model("8B")
     numbers = sum(linear.rows * linear.columns for linear in qwen.linears)
-    assert weights_per_gpu(qwen, Split(1), "dense", 4).linears == 4 * numbers
+    assert weights_per_gpu(qwen, Split(1), "dense", 4, 4).linears == 4 * numbers
 
 
 def test_a_tied_head_is_counted_once_and_on_both_ends_of_a_pipeline() -> None:
     embedding = 2 * 151936 * 4096
     tied, untied = model("8B", tie_word_embeddings=True), model("8B")
     assert (
-        weights_per_gpu(untied, Split(1), "packed", 2).plain - weights_per_gpu(tied, Split(1), "packed", 2).plain
+        weights_per_gpu(untied, Split(1), "packed", 2, 2).plain - weights_per_gpu(tied, Split(1), "packed", 2, 2).plain
         == embedding
     )
     for one in (tied, untied):
-        first_or_last = weights_per_gpu(one, Split(1, 2), "packed", 2).plain
+        first_or_last = weights_per_gpu(one, Split(1, 2), "packed", 2, 2).plain
         assert embedding < first_or_last < 1.1 * embedding
 
 
@@ -62,3 +62,9 @@ def test_every_layer_is_on_one_stage(layers: int, stages: int) -> None:
 
 def test_what_is_left_over_goes_to_the_stages_before_the_last() -> None:
     assert [len(stage_layers(10, Split(1, 4), stage)) for stage in range(4)] == [2, 3, 3, 2]
+
+
+def test_embedding_and_head_may_have_a_dtype_of_their_own() -> None:
+    qwen = model("8B")
+    wide, narrow = (weights_per_gpu(qwen, Split(1), "packed", 4, size).plain for size in (4, 2))
+    assert wide - narrow == 2 * 2 * 151936 * 4096
