@@ -64,7 +64,10 @@ class LinearAttention:
 
 @dataclass(frozen=True)
 class Model:
-    """A decoder: `kinds` has one entry a layer; `window` is the sliding layers' width in tokens (0 without any)."""
+    """A decoder: `kinds` has one entry a layer; `window` is the sliding layers' width in tokens (0 without any).
+
+    `vision`: it has an image encoder before it.
+    """
 
     architecture: str
     kinds: tuple[LayerKind, ...]
@@ -79,6 +82,7 @@ class Model:
     tied: bool
     window: int
     linear_attention: LinearAttention | None
+    vision: bool
     linears: tuple[Linear, ...]
     plain: tuple[Plain, ...]
 
@@ -146,6 +150,7 @@ def describe(config: Mapping[str, object], entries: Mapping[str, Entry], source:
         tied=bool(text.get("tie_word_embeddings", config.get("tie_word_embeddings", False))),
         window=number("sliding_window") if "sliding" in kinds else 0,
         linear_attention=_linear_attention(text, source) if "linear" in kinds else None,
+        vision=isinstance(config.get("vision_config"), dict),
         linears=linears,
         plain=plain,
     )

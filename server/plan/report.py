@@ -9,6 +9,10 @@ from server.plan.compare import Option, as_row
 from server.plan.memory import Item, Plan, gib
 from server.plan.model import Model
 
+_VISION = (
+    "not in this sum: the engine runs the largest image through the vision encoder before it sizes the cache; "
+    '--limit-mm-per-prompt \'{"image": 0, "video": 0}\' spares that where only text is needed'
+)
 _HEADINGS = ("split", "weights/GPU", "cache/GPU", "tokens", "seqs", "")
 
 
@@ -53,6 +57,7 @@ def as_dict(model: Model, plan: Plan, options: Sequence[Option], decision: Decis
         "longest_for_max_num_seqs": plan.longest,
         "fits": plan.fits,
         "problems": list(plan.problems),
+        "notes": notes(model),
         "options": [
             {
                 "split": str(option.split),
@@ -95,8 +100,14 @@ def as_text(model: Model, plan: Plan, options: Sequence[Option], decision: Decis
         lines += _table([_HEADINGS, *(as_row(option) for option in options)])
     if decision:
         lines.append(f"{decision}")
+    lines += [f"note: {note}" for note in notes(model)]
     lines += [f"does not fit: {problem}" for problem in plan.problems] or ["fits."]
     return "\n".join(lines)
+
+
+def notes(model: Model) -> list[str]:
+    """What the plan leaves out for this model."""
+    return [_VISION] if model.vision else []
 
 
 def _item_row(item: Item) -> tuple[str, ...]:

@@ -97,6 +97,7 @@ def hybrid() -> tuple[dict[str, Any], Entries]:
         "mamba_ssm_dtype": "float32",
     }
     config = {"architectures": ["Qwen3_5ForConditionalGeneration"], "text_config": text, "tie_word_embeddings": False}
+    config["vision_config"] = {"depth": 27}
     entries = Entries()
     entries.plain("model.language_model.embed_tokens.weight", 248320, hidden)
     entries.plain("lm_head.weight", 248320, hidden)

@@ -12,7 +12,7 @@ from server.plan.memory import GIB, make_plan
 from server.plan.settings import available_memory, device_of, run_of, split_of
 from server.presets import load_presets
 
-from .models import dense, model
+from .models import dense, hybrid, model
 from .test_model import write
 
 PRESETS = load_presets()
@@ -84,6 +84,16 @@ def test_every_number_of_the_report_comes_with_its_formula(qwen: Path) -> None:
     cache = report["cache"]
     assert cache["tokens"] == cache["bytes"] // cache["block_bytes"] * cache["block_size"]
     assert [option["split"] for option in report["options"]] == ["TP=1", "TP=2", "TP=4", "TP=1 PP=2", "TP=1 PP=4"]
+
+
+def test_what_the_plan_leaves_out_is_noted(tmp_path: Path, qwen: Path) -> None:
+    shape, entries = hybrid()
+    seeing = tmp_path / "seeing"
+    seeing.mkdir()
+    planned = plan_for(config(write(seeing, shape, {"a.safetensors": entries}, index=False), "--preset", "v100x1-32g"))
+    assert "vision encoder" in planned.as_dict()["notes"][0]
+    assert "note: not in this sum" in planned.as_text()
+    assert plan_for(config(qwen, "--preset", "v100x1-32g")).as_dict()["notes"] == []
 
 
 def test_the_report_for_people_ends_with_the_verdict(qwen: Path) -> None:
