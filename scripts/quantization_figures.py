@@ -57,18 +57,21 @@ def main() -> None:
     parser.add_argument("source", type=Path, help="16-bit model directory")
     parser.add_argument("folder", type=Path, help="where quantized models are made")
     parser.add_argument("result", type=Path, nargs="?", help="JSON file to write; without it models are made only")
+    names = [method.name for method in METHODS]
+    parser.add_argument("--only", choices=names, nargs="+", default=names, help="methods, if not all")
     parser.add_argument("--text", type=Path, help="a second text to measure on")
     parser.add_argument("--tokens", type=int, default=3072, help="tokens of each text")
     arguments = parser.parse_args()
     console = Console(stderr=True)
+    methods = [method for method in METHODS if method.name in arguments.only]
     seconds = {}
-    for method in METHODS:
+    for method in methods:
         seconds[method.name] = make(arguments.source, arguments.folder / method.name, method)
         console.print(method.name, seconds[method.name])
     if arguments.result is None:
         return
     reference = load_local(arguments.source)
-    models = {method.name: load_local(arguments.folder / method.name) for method in METHODS}
+    models = {method.name: load_local(arguments.folder / method.name) for method in methods}
     texts = [evaluation_text(), *([evaluation_text(arguments.text)] if arguments.text else [])]
     measured = []
     for text in texts:

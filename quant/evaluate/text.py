@@ -66,9 +66,11 @@ def measure_text(
         rows = slice(new - start - 1, stop - start - 1)
         # Copied out of the whole window's scores, which may then be freed.
         source = None if reference is None else reference.log_probabilities(piece)[rows].clone()
-        scores = {
-            name: _score(model.log_probabilities(piece)[rows], following, source) for name, model in models.items()
-        }
+        scores = {}
+        for name, model in models.items():
+            # The source among the models is not run twice.
+            ours = source if source is not None and model is reference else model.log_probabilities(piece)[rows]
+            scores[name] = _score(ours, following, source)
         done += 1
         on_progress(Progress("measuring on text", done, len(spans), "windows"))
         return scores
