@@ -59,11 +59,11 @@ _FREE = {"ignore_unknown_options": True, "allow_extra_args": True}
 @app.command(cls=ConfiguredCommand, context_settings=_FREE, options_metavar="--model DIR [FLAGS]")
 def serve(ctx: typer.Context) -> None:
     """Serve a model: start the engine, watch it, and answer clients."""
-    from server.config import load_config
+    from server.engines import load_configs
     from server.serve import serve as run
 
     with _user_errors():
-        code = run(load_config(ctx.args))
+        code = run(load_configs(ctx.args))
     raise typer.Exit(code)
 
 
@@ -72,14 +72,17 @@ def explain(
     ctx: typer.Context, as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False
 ) -> None:
     """Show what serve would do with the same flags, and why, without starting anything."""
-    from server.config import load_config
+    from server.engines import load_configs
     from server.explain import as_text
     from server.explain import explain as find_out
 
     with _user_errors():
-        explained = find_out(load_config(ctx.args))
-    print(json.dumps(explained, indent=2, ensure_ascii=False) if as_json else as_text(explained))
-    raise typer.Exit(2 if explained["problem"] else 0)
+        explained = [find_out(config) for config in load_configs(ctx.args)]
+    if as_json:
+        print(json.dumps(explained if len(explained) > 1 else explained[0], indent=2, ensure_ascii=False))
+    else:
+        print("\n\n".join(as_text(one) for one in explained))
+    raise typer.Exit(2 if any(one["problem"] for one in explained) else 0)
 
 
 @app.command(cls=ConfiguredCommand, context_settings=_FREE, options_metavar="DIR [FLAGS]")

@@ -33,7 +33,8 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    model: str = Field(min_length=1, description="directory of the model to serve (required)")
+    model: str = Field(min_length=1, description="directory of the model to serve (required, or --engines)")
+    engines: str = Field("", description="file of several models and replicas to serve (server/engines.py)")
     served_model_name: tuple[str, ...] = Field(
         (), description="names clients use, instead of the path given as --model"
     )
@@ -75,7 +76,8 @@ class Config(Settings):
     """Everything `serve` does, decided before anything starts.
 
     `served_model_name` is never empty; `engine` has vLLM's flags by name; `env` is what the preset adds to the engine's
-    environment; `sources` says for each value where it came from; `gpus_needed` is 0 on a preset without GPUs.
+    environment; `sources` says for each value where it came from; `gpus_needed` is 0 on a preset without GPUs. Where
+    there are several engines, `name` is this one's, and `pinned` says that it gets `devices` and no others.
     """
 
     engine: Mapping[str, FlagValue]
@@ -84,6 +86,8 @@ class Config(Settings):
     decisions: tuple[Decision, ...]
     devices: Devices
     gpus_needed: int
+    name: str = ""
+    pinned: bool = False
 
 
 def setting_flags() -> dict[str, Flag]:
@@ -103,6 +107,7 @@ def load_config(
     environ: Mapping[str, str] | None = None,
     devices: Callable[[], Devices] = find_devices,
     presets: Mapping[str, Preset] | None = None,
+    last: tuple[str, Mapping[str, FlagValue]] = ("", {}),
 ) -> Config:
     """Merges preset, environment and command line.
 
@@ -111,6 +116,7 @@ def load_config(
         environ: the environment; the process's own by default.
         devices: finds the GPUs.
         presets: the presets by name; those of `configs/presets` by default.
+        last: a layer that beats the command line, with its name.
 
     Raises:
         ConfigError: anything unknown or malformed, with the nearest valid name.
@@ -123,7 +129,7 @@ def load_config(
     decisions: list[Decision] = []
     found = devices()
 
-    asked = str(command_line.get("preset", variables.get("preset", "")))
+    asked = str({**variables, **command_line, **last[1]}.get("preset", ""))
     if asked:
         if asked not in presets:
             raise ConfigError(unknown_name("preset", asked, presets))
@@ -139,6 +145,7 @@ def load_config(
         (f"preset {preset.name}", preset.flags()),
         ("environment", variables),
         ("command line", command_line),
+        last,
     )
     for layer, given in layers:
         for name, value in given.items():
@@ -200,7 +207,9 @@ def _read_variables(environ: Mapping[str, str]) -> dict[str, FlagValue]:
 
 def _validate(own: Mapping[str, Any], sources: Mapping[str, str]) -> Settings:
     if "model" not in own:
-        raise ConfigError("no model given: name its directory with --model DIR or VOLTSERVE_MODEL")
+        raise ConfigError(
+            "no model given: name its directory with --model DIR or VOLTSERVE_MODEL, or several with --engines FILE"
+        )
     try:
         return Settings.model_validate(own)
     except ValidationError as error:

@@ -26,6 +26,7 @@ def configure(level: str, form: str, write: Callable[[str], None] | None = None)
         )
     structlog.configure(
         processors=[
+            structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.StackInfoRenderer(),

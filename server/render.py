@@ -70,6 +70,8 @@ def render_launch(
         "VLLM_RPC_BASE_PATH": str(runtime),  # vLLM's own sockets, which it leaves behind
         "VOLTSERVE_PROGRESS_SOCKET": str(progress_socket(runtime)),
     }
+    if config.pinned:  # by UUID, which means the same in whatever order CUDA counts
+        env["CUDA_VISIBLE_DEVICES"] = ",".join(device.uuid for device in config.devices.gpus)
     return Launch(tuple(argv), env)
 
 

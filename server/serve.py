@@ -8,9 +8,11 @@ import signal
 import socket
 import tempfile
 import uuid
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
 import structlog
 import uvicorn
 
@@ -34,44 +36,82 @@ EXIT_BY_SIGNAL = 128  # plus the signal's number, as shells have it
 log = structlog.get_logger("voltserve.serve")
 
 
-def serve(config: Config, module: str = ENGINE_MODULE) -> int:
-    """Serves until SIGTERM or SIGINT. Returns the exit code: 0 after an orderly end, if the engine was not down then.
+def serve(configs: Sequence[Config], module: str = ENGINE_MODULE) -> int:
+    """Serves until SIGTERM or SIGINT. Returns the exit code: 0 after an orderly end, if no engine was down then.
 
     Args:
-        config: the merged configuration.
+        configs: one merged configuration an engine; the gateway's settings are the same in each.
         module: the Python module that is the engine.
 
     Raises:
         PreflightError: serving cannot work; nothing was started.
     """
-    decisions = (*config.decisions, *overridden(config), *preflight.check(config))
+    gateway = configs[0]
+    checked = [(*config.decisions, *overridden(config), *preflight.check(config)) for config in configs]
     _allow_many_files()
-    sock = preflight.bind(config.host, config.port)
-    with contextlib.closing(sock), _runtime_folder() as runtime:
-        port = sock.getsockname()[1]
-        show = reporter(config, printable_url(config.host, port))
-        logs.configure(config.log_level, config.log_format, show.write)
+    sock = preflight.bind(gateway.host, gateway.port)
+    with contextlib.closing(sock), contextlib.ExitStack() as stack:
+        url = printable_url(gateway.host, sock.getsockname()[1])
+        plans = [
+            _Plan(config, decisions, stack.enter_context(_runtime_folder()), reporter(config, url))
+            for config, decisions in zip(configs, checked, strict=True)
+        ]
+        logs.configure(gateway.log_level, gateway.log_format, plans[0].show.write)
         try:
-            return asyncio.run(_run(config, decisions, sock, runtime, show, module))
+            return asyncio.run(_run(plans, sock, module))
         finally:
-            show.close()
+            for plan in plans:
+                plan.show.close()
 
 
-async def _run(
-    config: Config, decisions: tuple[Decision, ...], sock: socket.socket, runtime: Path, show: Reporter, module: str
-) -> int:
-    launch = render_launch(config, runtime, module=module)
-    for decision in decisions:
-        log.info("decision", what=decision.what, choice=decision.choice, reason=decision.reason)
-    log.info("engine command", command=str(launch))
-    async with engine_client(str(engine_socket(runtime))) as client:
-        supervisor = Supervisor(config, launch, runtime, client, decisions)
+@dataclass(frozen=True)
+class _Plan:
+    """What one engine is started from, and who tells the person at the terminal of it."""
+
+    config: Config
+    decisions: tuple[Decision, ...]
+    runtime: Path
+    show: Reporter
+
+
+@dataclass(frozen=True)
+class _Engine:
+    """A supervisor, and how the gateway reaches its engine."""
+
+    supervisor: Supervisor
+    upstream: Upstream
+
+    @classmethod
+    def of(cls, plan: _Plan, client: httpx.AsyncClient, module: str) -> "_Engine":
+        config = plan.config
+        launch = render_launch(config, plan.runtime, module=module)
+        name = {"engine": config.name} if config.name else {}
+        for decision in plan.decisions:
+            log.info("decision", what=decision.what, choice=decision.choice, reason=decision.reason, **name)
+        log.info("engine command", command=str(launch), **name)
+        supervisor = Supervisor(config, launch, plan.runtime, client, plan.decisions)
+        supervisor.subscribe(plan.show.show)
         admission = Admission(config.max_in_flight, config.queue_size, config.queue_timeout)
-        name, *_ = models = config.served_model_name
-        upstream = Upstream(name, models, client, lambda: supervisor.status, admission)
-        gateway = Gateway(config, Pool([upstream]))
-        supervisor.subscribe(gateway.metrics.observe)
-        supervisor.subscribe(show.show)
+        return cls(supervisor, Upstream(config, client, lambda: supervisor.status, admission))
+
+    async def run(self) -> None:
+        """The supervisor's run, with the engine's name in each line of the log where there are several."""
+        if self.upstream.name:
+            structlog.contextvars.bind_contextvars(engine=self.upstream.name)
+        await self.supervisor.run()
+
+
+async def _run(plans: Sequence[_Plan], sock: socket.socket, module: str) -> int:
+    config = plans[0].config
+    async with contextlib.AsyncExitStack() as stack:
+        engines = []
+        for plan in plans:
+            client = await stack.enter_async_context(engine_client(str(engine_socket(plan.runtime))))
+            engines.append(_Engine.of(plan, client, module))
+        supervisors = [engine.supervisor for engine in engines]
+        gateway = Gateway(config, Pool([engine.upstream for engine in engines]))
+        for engine in engines:
+            engine.supervisor.subscribe(gateway.metrics.observer(engine.upstream.name))
         http = _HTTPServer(
             uvicorn.Config(
                 gateway.app,
@@ -82,25 +122,27 @@ async def _run(
                 timeout_graceful_shutdown=1,
             )
         )
-        signals = _Signals(on_second=lambda: _hurry(supervisor, http))
+        signals = _Signals(on_second=lambda: _hurry(supervisors, http))
         log.info("listening", host=config.host, port=sock.getsockname()[1])
         serving = asyncio.create_task(http.serve(sockets=[sock]))
-        running = asyncio.create_task(supervisor.run())
+        running = [asyncio.create_task(engine.run()) for engine in engines]
         try:
-            await _first(serving, running, signals.first.wait())
-            code = _exit_code(supervisor.status)
-            supervisor.drain(f"{signals.name} came" if signals.name else "the gateway ended")
+            await _first(serving, *running, signals.first.wait())
+            code = next(filter(None, (_exit_code(supervisor.status) for supervisor in supervisors)), 0)
+            for supervisor in supervisors:
+                supervisor.drain(f"{signals.name} came" if signals.name else "the gateway ended")
             log.info("draining", in_flight=gateway.in_flight.count, seconds=config.drain_timeout)
             await _first(gateway.in_flight.wait_for_none(), signals.second.wait(), limit=config.drain_timeout)
             if gateway.in_flight.count:
                 log.warning("requests are cut off", in_flight=gateway.in_flight.count)
         finally:
-            supervisor.stop()
-            await asyncio.wait({running})
+            for supervisor in supervisors:
+                supervisor.stop()
+            await asyncio.wait(running)
             http.should_exit = True
             await asyncio.wait({serving})
-        running.result()
-        serving.result()
+        for task in (*running, serving):
+            task.result()
     log.info("stopped")
     return signals.exit_code or code
 
@@ -144,8 +186,9 @@ class _Signals:
         self._on_second()
 
 
-def _hurry(supervisor: Supervisor, http: uvicorn.Server) -> None:
-    supervisor.kill()
+def _hurry(supervisors: Sequence[Supervisor], http: uvicorn.Server) -> None:
+    for supervisor in supervisors:
+        supervisor.kill()
     http.force_exit = True
 
 

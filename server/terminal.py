@@ -130,8 +130,10 @@ Reporter = LogReporter | LiveReporter
 
 
 def reporter(config: Config, url: str) -> Reporter:
-    """The reporter for where stderr goes."""
+    """The reporter for where stderr goes. Several engines share no live line: each logs."""
     console = Console(stderr=True)
+    if config.name:
+        return LogReporter(config, url)
     return LiveReporter(config, url, console) if console.is_terminal else LogReporter(config, url)
 
 

@@ -31,7 +31,7 @@ class Gateway:
     """The ASGI application (`app`), its metrics and its count of requests in flight.
 
     Args:
-        config: the merged configuration.
+        config: where the gateway's own settings are.
         pool: the engines.
 
     Raises:
@@ -39,7 +39,7 @@ class Gateway:
     """
 
     def __init__(self, config: Config, pool: Pool) -> None:
-        self.metrics = Metrics()
+        self.metrics = Metrics([one.name for one in pool.upstreams])
         self.in_flight = InFlight()
         self.metrics.in_flight.set_function(lambda: self.in_flight.count)
         self.metrics.queued.set_function(lambda: pool.waiting)
@@ -51,7 +51,8 @@ class Gateway:
             app.router.routes.append(LabelledRoute(route.path, proxy, methods=[route.method]))
         app.router.routes.append(LabelledRoute("/v1/models", self._models, methods=["GET"]))
         app.router.routes.append(LabelledRoute("/v1/models/{model:path}", self._one_model, methods=["GET"]))
-        gpus = GpuMeter(config.devices.gpus)
+        devices = {gpu.uuid: gpu for one in pool.upstreams for gpu in one.config.devices.gpus}
+        gpus = GpuMeter(list(devices.values()))
         self.metrics.registry.register(gpus)
         app.include_router(health.router(config, pool, self.metrics, gpus))
         page = status_page()

@@ -1,5 +1,6 @@
 """`/health`, `/metrics`, `/version`: what voltserve says about itself. They answer whatever the engine does."""
 
+import asyncio
 import importlib.metadata
 import time
 from dataclasses import asdict
@@ -13,7 +14,7 @@ from server.config import Config
 from server.gateway.gpus import GpuMeter
 from server.gateway.metrics import CONTENT_TYPE, Metrics
 from server.gateway.pool import Pool, Upstream
-from server.supervisor import State, Status
+from server.supervisor import Status
 
 ENGINE_METRICS_LIMIT = 5.0  # seconds; a scrape must not wait for a hung engine
 
@@ -39,6 +40,15 @@ def report(config: Config, status: Status, began: float) -> dict[str, Any]:
     }
 
 
+def pool_report(pool: Pool, began: float) -> dict[str, Any]:
+    """The body of `/health` but for GPUs. Of several engines, that of the first one missed, and all as `engines`."""
+    shown = next(iter(pool.lacking() or (one for one in pool.upstreams if one.ready)))
+    body = report(shown.config, shown.status(), began)
+    if len(pool.upstreams) > 1:
+        body["engines"] = [{"name": one.name, **report(one.config, one.status(), began)} for one in pool.upstreams]
+    return body
+
+
 def versions(config: Config) -> dict[str, Any]:
     """The body of `/version`; versions from the installed distributions, without importing them."""
     return {
@@ -56,10 +66,9 @@ def router(config: Config, pool: Pool, metrics: Metrics, gpus: GpuMeter) -> APIR
     @routes.api_route("/health", methods=["GET", "HEAD"])
     @routes.api_route("/health/ready", methods=["GET", "HEAD"])
     async def health() -> JSONResponse:
-        """200 only while the engine is ready."""
-        now = pool.upstreams[0].status()
-        body = {**report(config, now, began), "gpus": [asdict(gpu) for gpu in gpus.read()]}
-        return JSONResponse(body, 200 if now.state is State.READY else 503)
+        """200 only while every model has an engine that is ready."""
+        body = {**pool_report(pool, began), "gpus": [asdict(gpu) for gpu in gpus.read()]}
+        return JSONResponse(body, 503 if pool.lacking() else 200)
 
     @routes.api_route("/health/live", methods=["GET", "HEAD"])
     async def live() -> JSONResponse:
@@ -73,9 +82,12 @@ def router(config: Config, pool: Pool, metrics: Metrics, gpus: GpuMeter) -> APIR
 
     @routes.api_route("/metrics", methods=["GET", "HEAD"])
     async def scrape() -> Response:
-        """Ours, and the engine's while it answers."""
-        engine_text = await engine_metrics(pool.upstreams[0])
-        return Response(metrics.render(engine_text), headers={"content-type": CONTENT_TYPE})
+        """Ours, and each engine's while it answers."""
+        texts = await asyncio.gather(*(engine_metrics(one) for one in pool.upstreams))
+        return Response(
+            metrics.render(dict(zip((one.name for one in pool.upstreams), texts, strict=True))),
+            headers={"content-type": CONTENT_TYPE},
+        )
 
     return routes
 

@@ -1,6 +1,7 @@
 """voltserve's own metrics, and the engine's appended to them, as one Prometheus text without duplicate series."""
 
 import re
+from collections.abc import Callable, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
 
@@ -14,17 +15,24 @@ SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 
 
 
 class Metrics:
-    """The gateway's metrics, in a registry of their own."""
+    """The gateway's metrics, in a registry of their own.
 
-    def __init__(self) -> None:
+    Args:
+        engines: the engines' names. Where there are several, what each has its own of carries the label `replica`.
+    """
+
+    def __init__(self, engines: Sequence[str] = ("",)) -> None:
+        of_each = ["replica"] if len(engines) > 1 else []
         disable_created_metrics()  # type: ignore[no-untyped-call]  # a creation time beside each series, which nobody reads
         self.registry = CollectorRegistry()
         self.state = Gauge(
-            "voltserve_state", "1 for the engine's state, 0 for others", ["state"], registry=self.registry
+            "voltserve_state", "1 for the engine's state, 0 for others", [*of_each, "state"], registry=self.registry
         )
-        self.load_progress = Gauge("voltserve_load_progress_ratio", "Part of the weights read", registry=self.registry)
+        self.load_progress = Gauge(
+            "voltserve_load_progress_ratio", "Part of the weights read", of_each, registry=self.registry
+        )
         self.restarts = Counter(
-            "voltserve_engine_restarts", "Starts of the engine after the first", registry=self.registry
+            "voltserve_engine_restarts", "Starts of the engine after the first", of_each, registry=self.registry
         )
         self.requests = Counter(
             "voltserve_requests",
@@ -60,21 +68,31 @@ class Metrics:
             ["route"],
             registry=self.registry,
         )
-        self._restarts_seen = 0
+        self._several = len(engines) > 1
 
-    def observe(self, status: Status) -> None:
-        """Takes over the supervisor's status."""
-        for state in State:
-            self.state.labels(state.value).set(state is status.state)
-        self.load_progress.set(_loaded(status))
-        self.restarts.inc(status.restarts - self._restarts_seen)
-        self._restarts_seen = status.restarts
+    def observer(self, engine: str = "") -> Callable[[Status], None]:
+        """Takes over an engine's status each time it is called."""
+        names = (engine,) if self._several else ()
+        load_progress = self.load_progress.labels(*names) if names else self.load_progress
+        restarts = self.restarts.labels(*names) if names else self.restarts
+        seen = 0
 
-    def render(self, engine_text: str) -> bytes:
-        """Our metrics and then the engine's; a family of the engine's that has a name of ours is left out."""
+        def observe(status: Status) -> None:
+            nonlocal seen
+            for state in State:
+                self.state.labels(*names, state.value).set(state is status.state)
+            load_progress.set(_loaded(status))
+            restarts.inc(status.restarts - seen)
+            seen = status.restarts
+
+        return observe
+
+    def render(self, engine_texts: Mapping[str, str]) -> bytes:
+        """Our metrics and then the engines', by name; a family of theirs that has a name of ours is left out."""
         own = generate_latest(self.registry)
         families = {name for family in self.registry.collect() for name in _family_names(family.name)}
-        return own + without_families(engine_text, families).encode("utf-8")
+        kept = {name: without_families(text, families) for name, text in engine_texts.items()}
+        return own + (joined(kept) if self._several else "".join(kept.values())).encode("utf-8")
 
 
 def _loaded(status: Status) -> float:
@@ -110,3 +128,29 @@ def without_families(text: str, families: set[str]) -> str:
         if current not in families and current not in finished:
             kept.append(line)
     return "".join(f"{line}\n" for line in kept)
+
+
+def joined(texts: Mapping[str, str]) -> str:
+    """Several engines' texts as one: each family once, its samples told apart by the label `replica`."""
+    heads: dict[str, dict[str, None]] = {}
+    samples: dict[str, list[str]] = {}
+    for name, text in texts.items():
+        family = ""
+        for line in text.splitlines():
+            match = _FAMILY_LINE.match(line)
+            if match:
+                family = match[1]
+                heads.setdefault(family, {})[line] = None
+            else:
+                samples.setdefault(family, []).append(_labelled(line, name))
+    return "".join(f"{line}\n" for family in heads for line in (*heads[family], *samples.get(family, ())))
+
+
+def _labelled(sample: str, replica: str) -> str:
+    """`a 1` as `a{replica="x"} 1`, `a{b="c"} 1` as `a{replica="x",b="c"} 1`."""
+    name = _SAMPLE_LINE.match(sample)
+    if name is None:
+        return sample
+    rest = sample[name.end() :]
+    label = f'replica="{replica}"'
+    return f"{name[0]}{{{label},{rest[1:]}" if rest.startswith("{") else f"{name[0]}{{{label}}}{rest}"

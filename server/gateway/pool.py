@@ -8,6 +8,7 @@ from math import ceil
 
 import httpx
 
+from server.config import Config
 from server.gateway.errors import APIError
 from server.gateway.limits import Admission
 from server.supervisor import State, Status
@@ -15,13 +16,22 @@ from server.supervisor import State, Status
 
 @dataclass(frozen=True)
 class Upstream:
-    """One engine: its name, the model names it serves, how it is reached, its state now, and who is at it."""
+    """One engine: what it was started from, how it is reached, its state now, and who is at it."""
 
-    name: str
-    models: tuple[str, ...]
+    config: Config
     client: httpx.AsyncClient
     status: Callable[[], Status]
     admission: Admission
+
+    @property
+    def name(self) -> str:
+        """Its name where there are several; empty otherwise."""
+        return self.config.name
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The model names it serves."""
+        return self.config.served_model_name
 
     @property
     def ready(self) -> bool:
@@ -62,6 +72,11 @@ class Pool:
         if not ready:
             raise not_ready(serving[0].status())
         return min(ready, key=lambda one: one.admission.running + one.admission.waiting)
+
+    def lacking(self) -> list[Upstream]:
+        """Engines of models that no engine is ready to serve now."""
+        served = {name for one in self.upstreams if one.ready for name in one.models}
+        return [one for one in self.upstreams if not served.issuperset(one.models)]
 
     @contextlib.asynccontextmanager
     async def place(self, model: object) -> AsyncIterator[Upstream]:

@@ -2,16 +2,16 @@
 
 import sys
 
-from server.config import load_config
 from server.devices import Devices
+from server.engines import load_configs
 from server.errors import UserError
 from server.serve import serve
 
 
 def main() -> None:
     try:
-        config = load_config(sys.argv[1:], devices=lambda: Devices((), "none on this test's machine"))
-        code = serve(config, module="tests.fakes.engine")
+        configs = load_configs(sys.argv[1:], devices=lambda: Devices((), "none on this test's machine"))
+        code = serve(configs, module="tests.fakes.engine")
     except UserError as error:
         print(error, file=sys.stderr)
         code = error.exit_code

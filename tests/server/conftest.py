@@ -104,10 +104,11 @@ class Served:
 
 
 @contextlib.contextmanager
-def serving(model: Path, *flags: str, env: dict[str, str] | None = None) -> Iterator[Served]:
+def serving(model: Path, *flags: str, env: dict[str, str] | None = None, with_model: bool = True) -> Iterator[Served]:
     """A server process with the fake engine. Fails if it leaves any engine process behind."""
     log = model.parent / f"{model.name}.log"
-    command = [sys.executable, "-m", "tests.fakes.serve", "--model", str(model), "--port", "0", *flags]
+    named = ["--model", str(model)] if with_model else []
+    command = [sys.executable, "-m", "tests.fakes.serve", *named, "--port", "0", *flags]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("VOLTSERVE_")}
     with log.open("wb") as out:
         process = subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=out, env={**environment, **(env or {})})

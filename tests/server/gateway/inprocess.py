@@ -25,7 +25,7 @@ def config_of(*flags: str) -> Config:
 class Engine:
     """A fake engine, ready from the first moment; `status` is what its supervisor would say."""
 
-    name: str = "m"
+    name: str = ""
     models: tuple[str, ...] = ("m",)
     status: Status = field(
         default_factory=lambda: Status(State.READY, "for a test", time.monotonic(), time.monotonic())
@@ -41,7 +41,8 @@ class Engine:
     def upstream(self, config: Config) -> Upstream:
         client = httpx.AsyncClient(transport=httpx.ASGITransport(self.fake.app), base_url="http://engine", timeout=60)
         admission = Admission(config.max_in_flight, config.queue_size, config.queue_timeout)
-        return Upstream(self.name, self.models, client, lambda: self.status, admission)
+        own = config.model_copy(update={"name": self.name, "served_model_name": self.models})
+        return Upstream(own, client, lambda: self.status, admission)
 
 
 class InProcess:

@@ -4,7 +4,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from server.gateway.metrics import Metrics, without_families
+from server.gateway.metrics import Metrics, joined, without_families
 from server.supervisor import Progress, State, Status
 from tests.server.conftest import Served
 
@@ -25,9 +25,10 @@ def values(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
 @pytest.mark.parametrize("state", list(State))
 def test_exactly_one_state_is_1(state: State) -> None:
     metrics = Metrics()
-    metrics.observe(status(State.STARTING))
-    metrics.observe(status(state))
-    found = values(metrics.render("").decode())
+    observe = metrics.observer()
+    observe(status(State.STARTING))
+    observe(status(state))
+    found = values(metrics.render({}).decode())
     assert {key[1][0][1]: value for key, value in found.items() if key[0] == "voltserve_state"} == {
         one.value: float(one is state) for one in State
     }
@@ -45,15 +46,16 @@ def test_exactly_one_state_is_1(state: State) -> None:
 )
 def test_load_progress_grows_from_0_to_1(state: State, progress: Progress | None, expected: float) -> None:
     metrics = Metrics()
-    metrics.observe(status(state, progress))
-    assert values(metrics.render("").decode())["voltserve_load_progress_ratio", ()] == expected
+    metrics.observer()(status(state, progress))
+    assert values(metrics.render({}).decode())["voltserve_load_progress_ratio", ()] == expected
 
 
 def test_restarts_are_counted_once_each() -> None:
     metrics = Metrics()
+    observe = metrics.observer()
     for restarts in (0, 1, 1, 2, 2):
-        metrics.observe(status(State.STARTING, restarts=restarts))
-    assert values(metrics.render("").decode())["voltserve_engine_restarts_total", ()] == 2
+        observe(status(State.STARTING, restarts=restarts))
+    assert values(metrics.render({}).decode())["voltserve_engine_restarts_total", ()] == 2
 
 
 def test_a_family_that_is_ours_or_comes_twice_is_left_out() -> None:
@@ -62,6 +64,27 @@ def test_a_family_that_is_ours_or_comes_twice_is_left_out() -> None:
     assert without_families(block + other, {"a", "a_total"}) == other
     assert without_families(block + other + block, set()) == block + other
     assert without_families("\n# EOF\n" + other, set()) == other
+
+
+def test_several_engines_are_told_apart_in_one_text() -> None:
+    one = '# HELP a x\n# TYPE a gauge\na 1.0\n# HELP b y\n# TYPE b counter\nb_total{l="v, w"} 2.0\n'
+    two = "# HELP a x\n# TYPE a gauge\na 3.0\n# HELP c z\n# TYPE c gauge\nc 4.0\n"
+    assert joined({"x-0": one, "x-1": two}) == (
+        '# HELP a x\n# TYPE a gauge\na{replica="x-0"} 1.0\na{replica="x-1"} 3.0\n'
+        '# HELP b y\n# TYPE b counter\nb_total{replica="x-0",l="v, w"} 2.0\n'
+        '# HELP c z\n# TYPE c gauge\nc{replica="x-1"} 4.0\n'
+    )
+
+
+def test_each_of_several_engines_has_a_state_of_its_own() -> None:
+    metrics = Metrics(["x-0", "x-1"])
+    for name, state in (("x-0", State.READY), ("x-1", State.FAILED)):
+        metrics.observer(name)(status(state, restarts=len(state.value)))
+    found = values(metrics.render({}).decode())
+    assert found["voltserve_state", (("replica", "x-0"), ("state", "ready"))] == 1
+    assert found["voltserve_state", (("replica", "x-1"), ("state", "ready"))] == 0
+    assert found["voltserve_state", (("replica", "x-1"), ("state", "failed"))] == 1
+    assert found["voltserve_engine_restarts_total", (("replica", "x-1"),)] == 6
 
 
 def test_a_scrape_holds_both_sides_and_no_series_twice(served: Served) -> None:

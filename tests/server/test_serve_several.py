@@ -1,0 +1,65 @@
+"""Several engines as one server process: routing, a replica that dies and returns, an end that leaves nothing."""
+
+import os
+import signal
+from pathlib import Path
+
+import httpx
+
+from tests.server.conftest import Served, alive, make_model, serving, wait_for
+
+FILE = """
+schema: 1
+models:
+  - name: one
+    flags: {{model: {one}, served-model-name: [one]}}
+    replicas: [{{}}, {{}}]
+  - name: two
+    flags: {{model: {two}, served-model-name: [two]}}
+"""
+
+
+def states(served: Served) -> dict[str, str]:
+    return {one["name"]: one["state"] for one in served.health()[1]["engines"]}
+
+
+def pids(served: Served) -> dict[str, list[int]]:
+    """The engines' processes by model directory."""
+    found: dict[str, list[int]] = {}
+    for pid in served.engine_pids():
+        words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+        found.setdefault(Path(words[words.index("--model") + 1]).name, []).append(pid)
+    return found
+
+
+def test_replicas_leave_and_return_and_all_end_together(tmp_path: Path) -> None:
+    one, two = make_model(tmp_path / "one"), make_model(tmp_path / "two")
+    file = tmp_path / "engines.yaml"
+    file.write_text(FILE.format(one=one, two=two))
+    with serving(one, "--engines", str(file), with_model=False) as served:
+        wait_for(lambda: set(states(served).values()) == {"ready"}, f"all ready; {served.log.read_text()[-2000:]}")
+        assert set(states(served)) == {"one-0", "one-1", "two"}
+        for model in ("one", "two"):
+            assert served.post(model=model).json()["model"] == model
+        assert served.post(model="three").status_code == 404
+        running = pids(served)
+        assert {name: len(found) for name, found in running.items()} == {"one": 2, "two": 1}
+
+        os.kill(running["one"][0], signal.SIGKILL)
+        wait_for(lambda: set(states(served).values()) != {"ready"}, "a replica is missed")
+        assert served.health()[0] == 200, "the other replica serves on"
+        assert served.post(model="one").status_code == 200
+        wait_for(lambda: set(states(served).values()) == {"ready"}, "it is back")
+        text = httpx.get(f"{served.url}/metrics").text
+        assert sum(f'voltserve_engine_restarts_total{{replica="one-{index}"}} 1.0' in text for index in (0, 1)) == 1
+        assert 'voltserve_engine_restarts_total{replica="two"} 0.0' in text
+
+        os.kill(running["two"][0], signal.SIGKILL)
+        wait_for(lambda: served.health()[0] == 503, "no engine is left for a model")
+        assert served.post(model="two").status_code in {502, 503}
+        wait_for(lambda: served.health()[0] == 200, "it is back")
+        assert "engine=two" in served.log.read_text(), "the log says which engine"
+        last = [pid for found in pids(served).values() for pid in found]
+        served.process.send_signal(signal.SIGTERM)
+        assert served.wait_for_exit() == 0
+        assert not [pid for pid in last if alive(pid)]
