@@ -65,7 +65,7 @@ def model_from_tensors(directory: Path, tensors: dict[str, torch.Tensor]) -> Any
 
     Raises QuantError when transformers cannot make it, or a weight is missing or not the model's.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
     try:
         config = AutoConfig.from_pretrained(directory)
@@ -73,6 +73,8 @@ def model_from_tensors(directory: Path, tensors: dict[str, torch.Tensor]) -> Any
         if hasattr(config, "quantization_config"):
             del config.quantization_config
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        if (directory / "generation_config.json").exists():
+            model.generation_config = GenerationConfig.from_pretrained(directory)
         loaded = model.load_state_dict(tensors, strict=False, assign=True)
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise QuantError(f"{directory}: expected a model, got: {error}", _REMEDY) from None

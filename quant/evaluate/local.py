@@ -57,7 +57,7 @@ class LocalModel:
                 max_new_tokens=tokens,
                 do_sample=False,
                 num_beams=1,
-                pad_token_id=0,
+                pad_token_id=0,  # one prompt needs no padding, but transformers warns without a choice
             )
         text: str = self.tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True)
         return text

@@ -60,6 +60,15 @@ def test_generation_is_greedy(source):
     assert text == model.tokenizer.decode(ids[7:], skip_special_tokens=True)
 
 
+def test_a_quantized_model_stops_where_its_source_does(source, quantized, tmp_path):
+    for path in quantized.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    settings = json.loads((source / "generation_config.json").read_text())
+    (tmp_path / "generation_config.json").write_text(json.dumps({**settings, "eos_token_id": [1, 7]}))
+
+    assert load_local(tmp_path).model.generation_config.eos_token_id == [1, 7]
+
+
 def test_w4a4_rounds_the_inputs_of_quantized_linears(quantized):
     model, rounded = load_local(quantized).model, load_local(quantized, quantize_activations=True).model
     seen = {}
