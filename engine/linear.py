@@ -163,6 +163,9 @@ class QuasarNvfp4LinearMethod(LinearMethodBase):  # type: ignore[misc]  # vLLM's
             layer.packed = Parameter(packed, requires_grad=False)
             layer.scales = Parameter(scales, requires_grad=False)
             layer.row_factor = Parameter(tensor.row_factor, requires_grad=False)
+            # Kept apart as well, since a module looks its parameters up anew at each call.
+            self._operands = (packed, scales, tensor.row_factor, self.group_size)
+            self._product = torch.ops.voltserve.nvfp4_linear.default
 
     def apply(self, layer: Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """x [..., K] to [..., N] in x's dtype."""
@@ -171,8 +174,7 @@ class QuasarNvfp4LinearMethod(LinearMethodBase):  # type: ignore[misc]  # vLLM's
         if self.route.name == "dense":
             y: torch.Tensor = self._dense.apply(layer, x, bias)
         else:
-            weight = (layer.packed, layer.scales, layer.row_factor, self.group_size)
-            y = torch.ops.voltserve.nvfp4_linear(x, *weight, bias)
+            y = self._product(x, *self._operands, bias)
         return y
 
     def _read(self, layer: Module) -> NVFP4Tensor:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 from torch import nn
-from vllm.config import ModelConfig, VllmConfig
+from vllm.config import CompilationMode, ModelConfig, VllmConfig
 from vllm.config.load import LoadConfig
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 from vllm.platforms import current_platform
@@ -31,6 +31,10 @@ class ReportingLoader(DefaultModelLoader):  # type: ignore[misc]  # vLLM's class
         model: nn.Module = super().load_model(vllm_config, model_config, prefix)
         if current_platform.device_type == "cpu":
             cpu_attention.spare_openmp(model)
+            if vllm_config.compilation_config.mode == CompilationMode.NONE:
+                cpu_attention.call_directly(model)
+        reason = "all parameters and buffers of this rank, once loaded"
+        progress.decision("weights in memory", f"{bytes_held(model)} bytes", reason)
         progress.phase("warmup")
         return model
 
@@ -56,6 +60,11 @@ class ReportingLoader(DefaultModelLoader):  # type: ignore[misc]  # vLLM's class
             yield name, tensor
             # Only now has vLLM copied the bytes out of the mapped file.
             self._progress.advance(tensor.nbytes, shards.get(name.removeprefix(source.prefix), only_file))
+
+
+def bytes_held(model: nn.Module) -> int:
+    """Bytes of all parameters and buffers, those that share memory (tied embeddings) counted once."""
+    return sum({tensor.data_ptr(): tensor.nbytes for tensor in (*model.parameters(), *model.buffers())}.values())
 
 
 def shard_names(folder: Path) -> dict[str, str]:

@@ -126,22 +126,33 @@ def running(server: Server, logs: Path) -> Iterator[None]:
 def answers(server: Server) -> bool:
     """Whether the server completes a prompt by now."""
     with contextlib.suppress(httpx.HTTPError):
-        body = {"prompt": "Hello", "max_tokens": 4, "temperature": 0, **server.extra}
-        return httpx.post(f"http://127.0.0.1:{server.port}/v1/completions", json=body, timeout=60).status_code == 200
+        body = {**request("Hello", 4), **server.extra}
+        return httpx.post(url(server), json=body, timeout=60).status_code == 200
     return False
+
+
+def request(prompt: str, tokens: int) -> dict[str, object]:
+    """The body that all servers understand."""
+    return {"messages": [{"role": "user", "content": prompt}], "max_tokens": tokens, "temperature": 0}
+
+
+def url(server: Server) -> str:
+    """Where it answers chats; completions without a chat's template end at once on llama.cpp."""
+    return f"http://127.0.0.1:{server.port}/v1/chat/completions"
 
 
 def stream(server: Server, number: int) -> int:
     """One streamed completion; the number of tokens, of which each server sends one a chunk."""
-    body = {"prompt": PROMPT.format(number=number), "max_tokens": TOKENS, "temperature": 0, "stream": True}
-    url = f"http://127.0.0.1:{server.port}/v1/completions"
+    body = {**request(PROMPT.format(number=number), TOKENS), "stream": True, **server.extra}
     tokens = 0
-    with httpx.stream("POST", url, json={**body, **server.extra}, timeout=600) as reply:
+    with httpx.stream("POST", url(server), json=body, timeout=600) as reply:
         reply.raise_for_status()
         for line in reply.iter_lines():
             if line.startswith("data: {"):
                 choices = json.loads(line.removeprefix("data: ")).get("choices")
-                tokens += bool(choices and choices[0]["text"])
+                tokens += bool(choices and choices[0]["delta"].get("content"))
+    if tokens < TOKENS // 2:
+        sys.exit(f"{server.name}: expected about {TOKENS} tokens for prompt {number}, got {tokens}")
     return tokens
 
 
@@ -195,7 +206,8 @@ def report(compared: list[Server], kernel: dict[str, object], arguments: argpars
         if group
     }
     return {
-        "what": "tokens a second of SmolLM2-135M through HTTP, all servers up at once, medians of rounds taken in turn",
+        "what": "SmolLM2-135M through HTTP: tokens a second by number of streams",
+        "how": "all servers up at once, measured in turn; medians of rounds",
         "provenance": "measured",
         "date": datetime.now(tz=timezone.utc).date().isoformat(),
         "command": "scripts/bench_cpu.py " + " ".join(map(str, sys.argv[1:])),
@@ -215,6 +227,23 @@ def report(compared: list[Server], kernel: dict[str, object], arguments: argpars
         ],
         "kernel": kernel,
     }
+
+
+def plot(result: dict[str, object]) -> str:
+    """The servers' tokens a second as bars, in SVG."""
+    rows = [(server["name"], streams, server[f"x{streams}"]) for streams in STREAMS for server in result["servers"]]  # type: ignore[index,attr-defined]
+    widest = max(rate for *_, rate in rows)
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="640" height="{24 * len(rows) + 40}" font-family="sans-serif">'
+    ]
+    lines.append(f'<text x="8" y="20" font-size="14">{result["what"]}, {result["date"]}</text>')
+    for index, (name, streams, rate) in enumerate(rows):
+        y, width = 36 + 24 * index, round(330 * rate / widest)
+        color = "#1f6f50" if name.startswith("voltserve") else "#9aa5b1"
+        lines.append(f'<text x="8" y="{y + 13}" font-size="12">{name}, ×{streams}</text>')
+        lines.append(f'<rect x="220" y="{y}" width="{width}" height="16" fill="{color}"/>')
+        lines.append(f'<text x="{226 + width}" y="{y + 13}" font-size="12">{rate}</text>')
+    return "\n".join([*lines, "</svg>", ""])
 
 
 def cpu_model() -> str:
@@ -248,6 +277,7 @@ def main() -> None:
                 print(server.name, {streams: rates[-1:] for streams, rates in server.rates.items()}, flush=True)
     result = report(compared, kernel, arguments)
     arguments.output.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    arguments.output.with_suffix(".svg").write_text(plot(result), encoding="utf-8")
     print(json.dumps(result["ratios"], indent=2))
 
 

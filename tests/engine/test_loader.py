@@ -67,6 +67,7 @@ def write_shards(directory: Path) -> int:
 def test_bytes_are_told_by_shard_up_to_the_whole(tmp_path: Path, told: list[dict[str, Any]], load: Any) -> None:
     size = write_shards(tmp_path)
     load(tmp_path)
+    told = [message for message in told if message["event"] == "progress"]  # registering tells decisions
     assert [(message["done"], message["file"]) for message in told] == [
         (400, "model-1.safetensors"),
         (600, "model-1.safetensors"),
@@ -87,3 +88,10 @@ def test_a_tensor_counts_once_the_model_has_taken_it(tmp_path: Path, told: list[
     with pytest.raises(RuntimeError, match="b"):
         load(tmp_path, Reader(fails_at="b"))
     assert [message["done"] for message in told] == [400]
+
+
+def test_tied_weights_are_held_once() -> None:
+    model = nn.Sequential(nn.Embedding(10, 4), nn.Linear(4, 10, bias=False))
+    assert loader.bytes_held(model) == 2 * 10 * 4 * 4
+    model[1].weight = model[0].weight
+    assert loader.bytes_held(model) == 10 * 4 * 4
