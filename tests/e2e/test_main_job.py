@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import re
 import signal
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import httpx
 import psutil
@@ -11,7 +16,7 @@ import pytest
 from openai import OpenAI
 from prometheus_client.parser import text_string_to_metric_families
 
-from .conftest import MODEL, Service, serving, wait_until
+from .conftest import MODEL, ROOT, Service, serving, wait_until
 
 pytestmark = pytest.mark.e2e
 
@@ -28,6 +33,20 @@ def test_health_told_the_load_progress_before_it_said_ready(service: Service) ->
     loading = [body["progress"] for _, body in service.seen if body["state"] == "loading"]
     assert any(p["phase"] == "weights" for p in loading) or any(p["phase"] == "warmup" for p in loading)
     print(f"cold start to ready: {service.cold_start_s:.1f} s")
+
+
+def test_the_memory_plan_is_within_5_percent_of_what_the_engine_reports(service: Service) -> None:
+    command = [str(Path(sys.executable).with_name("voltserve")), "plan", MODEL, "--json"]
+    plan = json.loads(subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout)
+    health = service.health()
+    assert health is not None
+    held = next(one["choice"] for one in health[1]["decisions"] if one["what"] == "weights in memory")
+    tokens = re.search(r"GPU KV cache size: ([\d,]+) tokens", service.log.read_text())
+    assert tokens, "the engine did not report its cache"
+    reported = {"weights": int(held.removesuffix(" bytes")), "tokens": int(tokens[1].replace(",", ""))}
+    planned = {"weights": sum(item["bytes"] for item in plan["items"][:2]), "tokens": plan["cache"]["tokens"]}
+    print(f"planned {planned}, engine {reported}")
+    assert planned == pytest.approx(reported, rel=0.05)
 
 
 def test_the_served_model_is_named_by_the_path_given(client: OpenAI) -> None:
