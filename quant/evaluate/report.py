@@ -37,7 +37,7 @@ def as_html(report: EvalReport) -> str:
         _questions_section(report),
         _long_section(report),
         "<h2>Settings</h2>",
-        _table(("setting", "value"), [(name, str(value)) for name, value in report.settings.items()]),
+        _table(("setting", "value"), [(name, _plain(value)) for name, value in report.settings.items()]),
     ]
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -156,6 +156,10 @@ def _series(report: EvalReport) -> tuple[str, ...]:
 def _results(report: EvalReport, kind: type[T], name: str) -> list[T]:
     models: list[ModelResult] = [report.model, *([report.source] if report.source else [])]
     return [result for result in (getattr(model, name) for model in models) if isinstance(result, kind)]
+
+
+def _plain(value: object) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def _number(value: float | None, form: str) -> str:
