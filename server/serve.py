@@ -22,6 +22,7 @@ from server.decisions import Decision
 from server.diagnosis.catalogue import UNKNOWN_EXIT_CODE
 from server.errors import PreflightError
 from server.gateway import Gateway
+from server.gateway.exchange import exchange_over
 from server.gateway.limits import Admission
 from server.gateway.pool import Pool, Upstream
 from server.render import ENGINE_MODULE, engine_socket, overridden, render_launch
@@ -92,7 +93,8 @@ class _Engine:
         supervisor = Supervisor(config, launch, plan.runtime, client, plan.decisions)
         supervisor.subscribe(plan.show.show)
         admission = Admission(config.max_in_flight, config.queue_size, config.queue_timeout)
-        return cls(supervisor, Upstream(config, client, lambda: supervisor.status, admission))
+        exchange = exchange_over(str(engine_socket(plan.runtime)))
+        return cls(supervisor, Upstream(config, client, exchange, lambda: supervisor.status, admission))
 
     async def run(self) -> None:
         """The supervisor's run, with the engine's name in each line of the log where there are several."""

@@ -10,16 +10,21 @@ import httpx
 
 from server.config import Config
 from server.gateway.errors import APIError
+from server.gateway.exchange import Exchange
 from server.gateway.limits import Admission
 from server.supervisor import State, Status
 
 
 @dataclass(frozen=True)
 class Upstream:
-    """One engine: what it was started from, how it is reached, its state now, and who is at it."""
+    """One engine: what it was started from, how it is reached, its state now, and who is at it.
+
+    Clients' requests go through `exchange`, the gateway's own few through `client`.
+    """
 
     config: Config
     client: httpx.AsyncClient
+    exchange: Exchange
     status: Callable[[], Status]
     admission: Admission
 

@@ -7,13 +7,13 @@ event at the end of an event stream, and a broken connection otherwise.
 
 import asyncio
 
-import httpx
 import structlog
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from server.gateway import mend
 from server.gateway.errors import APIError
+from server.gateway.exchange import Answer, EngineGoneError
 from server.gateway.guard import Guard, parse_object
 from server.gateway.metrics import Metrics
 from server.gateway.pool import Pool, Upstream
@@ -120,69 +120,59 @@ class Proxy:
                 await self._relay_to(upstream, scope, receive, send, body)
 
     async def _relay_to(self, upstream: Upstream, scope: Scope, receive: Receive, send: Send, body: bytes) -> None:
-        request = upstream.client.build_request(
-            self._route.method,
-            engine_url(scope),
-            headers=_request_headers(scope),
-            content=body,
-        )
         try:
-            response = await upstream.client.send(request, stream=True)
-        except httpx.TransportError as error:
-            await _engine_gone(error, upstream).response()(scope, receive, send)
-            return
-        try:
-            if response.is_error:
-                await _relay_error(response, scope, receive, send)
-                return
-            ended_well = await self._relay_response(response, upstream, scope, send)
-        except httpx.TransportError as error:  # within an error's body: nothing is sent yet
-            await _engine_gone(error, upstream).response()(scope, receive, send)
-            return
-        finally:
-            await response.aclose()
-        # Last of all: once the response is complete, the server reports the client as disconnected.
-        if ended_well:
+            async with upstream.exchange(self._route.method, target(scope), _request_headers(scope), body) as answer:
+                if answer.status >= 400:
+                    response = Response(await _mended(answer), answer.status, media_type="application/json")
+                    ended_well = False
+                else:
+                    response = None
+                    ended_well = await _relay_answer(answer, upstream, scope, send)
+        except EngineGoneError as error:  # before anything was sent
+            response = _engine_gone(error, upstream).response()
+        if response is not None:
+            await response(scope, receive, send)
+        elif ended_well:
+            # Last of all: once the response is complete, the server reports the client as disconnected.
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    @staticmethod
-    async def _relay_response(response: httpx.Response, upstream: Upstream, scope: Scope, send: Send) -> bool:
-        """Everything but the end. False where the connection must break instead of ending."""
-        headers = [(name.lower(), value) for name, value in response.headers.raw if _passes_back(name)]
-        await send({"type": "http.response.start", "status": response.status_code, "headers": headers})
-        is_event_stream = response.headers.get("content-type", "").startswith("text/event-stream")
-        at_event_end = True
-        try:
-            async for chunk in response.aiter_raw():
-                at_event_end = chunk.endswith((b"\n\n", b"\r\n\r\n"))
-                await send({"type": "http.response.body", "body": chunk, "more_body": True})
-        except httpx.TransportError as error:
-            broken = _engine_gone(error, upstream)
-            log.warning("response broke off", request_id=scope["state"]["request_id"], error=broken.message)
-            scope["state"]["outcome"] = broken.status
-            # Half an event cannot be taken back, so a client that got one must see the connection break. Leaving
-            # the response unfinished makes the server break it.
-            if not (is_event_stream and at_event_end):
-                return False
-            await send({"type": "http.response.body", "body": broken.event(), "more_body": True})
-        return True
+
+async def _relay_answer(answer: Answer, upstream: Upstream, scope: Scope, send: Send) -> bool:
+    """Everything but the end. False where the connection must break instead of ending."""
+    headers = [(name, value) for name, value in answer.headers if _passes_back(name)]
+    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+    is_event_stream = dict(headers).get(b"content-type", b"").startswith(b"text/event-stream")
+    at_event_end = True
+    try:
+        async for chunk in answer.chunks():
+            at_event_end = chunk.endswith((b"\n\n", b"\r\n\r\n"))
+            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+    except EngineGoneError as error:
+        broken = _engine_gone(error, upstream)
+        log.warning("response broke off", request_id=scope["state"]["request_id"], error=broken.message)
+        scope["state"]["outcome"] = broken.status
+        # Half an event cannot be taken back, so a client that got one must see the connection break. Leaving the
+        # response unfinished makes the server break it.
+        if not (is_event_stream and at_event_end):
+            return False
+        await send({"type": "http.response.body", "body": broken.event(), "more_body": True})
+    return True
 
 
-async def _relay_error(response: httpx.Response, scope: Scope, receive: Receive, send: Send) -> None:
+async def _mended(answer: Answer) -> bytes:
+    """The body of an engine's error, mended."""
     body = b""
-    async for chunk in response.aiter_bytes():
+    async for chunk in answer.chunks():
         body += chunk
         if len(body) > mend.MAX_ERROR:
             break
-    mended = mend.error_body(response.status_code, body)
-    await Response(mended, response.status_code, media_type="application/json")(scope, receive, send)
+    return mend.error_body(answer.status, body)
 
 
-def _engine_gone(error: httpx.TransportError, upstream: Upstream) -> APIError:
+def _engine_gone(error: EngineGoneError, upstream: Upstream) -> APIError:
     status = upstream.status()
     state = "" if status.state is State.READY else f"; {status.explain()}"
-    detail = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    return APIError(502, "engine_unavailable", f"the engine broke off this request ({detail}){state}")
+    return APIError(502, "engine_unavailable", f"the engine broke off this request ({error}){state}")
 
 
 async def _disconnected(receive: Receive) -> None:
@@ -191,10 +181,10 @@ async def _disconnected(receive: Receive) -> None:
         message = await receive()
 
 
-def engine_url(scope: Scope) -> httpx.URL:
-    """The request's path and query at the engine, byte for byte."""
-    query = b"?" + scope["query_string"] if scope["query_string"] else b""
-    return httpx.URL("http://engine").copy_with(raw_path=scope["raw_path"] + query)
+def target(scope: Scope) -> bytes:
+    """The request's path and query, byte for byte."""
+    path: bytes = scope["raw_path"]
+    return path + b"?" + scope["query_string"] if scope["query_string"] else path
 
 
 def _request_headers(scope: Scope) -> list[tuple[bytes, bytes]]:

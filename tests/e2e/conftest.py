@@ -102,7 +102,8 @@ def serving(log: Path, *flags: str) -> Iterator[Service]:
                 pytest.fail("voltserve did not stop within 60 s of SIGTERM")
 
 
-@pytest.fixture(scope="module")
+# One start for all: test_engine_protocol.py leaves it as it was; test_main_job.py, which comes after it, kills it.
+@pytest.fixture(scope="session")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     assert (ROOT / MODEL / "config.json").exists(), f"{MODEL} is missing: make {MODEL}"
     with serving(tmp_path_factory.mktemp("serve") / "log") as started:

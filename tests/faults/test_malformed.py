@@ -22,7 +22,7 @@ from server.gateway.mend import request_body
 from server.gateway.pool import Pool, Upstream
 from tests.faults.malformed import LIMIT, NO_HTTP, ODD_HTTP, ROUTES, Case, cases
 from tests.server.conftest import make_model, serving
-from tests.server.gateway.inprocess import Engine, config_of
+from tests.server.gateway.inprocess import Engine, config_of, exchange_through
 
 SEED = 20261129
 COUNT = 10_000
@@ -85,7 +85,7 @@ async def test_ten_thousand_malformed_requests_are_refused_and_none_reaches_the_
     listener = Listener()
     client = httpx.AsyncClient(transport=httpx.ASGITransport(listener.app), base_url="http://engine")
     engine = Engine()
-    pool = Pool([Upstream(config, client, lambda: engine.status, Admission(8, 8, 5.0))])
+    pool = Pool([Upstream(config, client, exchange_through(client), lambda: engine.status, Admission(8, 8, 5.0))])
     gateway = Gateway(config, pool)
     seen: Counter[int] = Counter()
     monkeypatch.setattr(access, "log", structlog.testing.CapturingLogger())  # ten thousand lines

@@ -1,7 +1,9 @@
 """A gateway and fake engines in this process, joined without sockets: for what needs many requests or exact timing."""
 
+import contextlib
 import json
 import time
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import httpx
 from server.config import Config, load_config
 from server.devices import Devices
 from server.gateway import Gateway
+from server.gateway.exchange import Answer, Exchange, Headers
 from server.gateway.limits import Admission
 from server.gateway.pool import Pool, Upstream
 from server.supervisor import State, Status
@@ -19,6 +22,29 @@ from tests.fakes.engine import FakeEngine, Start
 
 def config_of(*flags: str) -> Config:
     return load_config(["--model", "m", *flags], {}, lambda: Devices((), "none"))
+
+
+@dataclass
+class Answered:
+    """An answer of an application in this process."""
+
+    status: int
+    headers: Headers
+    chunks: Callable[[], AsyncIterator[bytes]]
+
+
+def exchange_through(client: httpx.AsyncClient) -> Exchange:
+    """Exchanges with the application behind `client`."""
+
+    @contextlib.asynccontextmanager
+    async def exchange(method: str, target: bytes, headers: Headers, body: bytes) -> AsyncIterator[Answer]:
+        url = httpx.URL("http://engine").copy_with(raw_path=target)
+        response = await client.send(client.build_request(method, url, headers=headers, content=body), stream=True)
+        fields = [(name.lower(), value) for name, value in response.headers.raw]
+        yield Answered(response.status_code, fields, response.aiter_raw)
+        await response.aclose()
+
+    return exchange
 
 
 @dataclass
@@ -42,7 +68,7 @@ class Engine:
         client = httpx.AsyncClient(transport=httpx.ASGITransport(self.fake.app), base_url="http://engine", timeout=60)
         admission = Admission(config.max_in_flight, config.queue_size, config.queue_timeout)
         own = config.model_copy(update={"name": self.name, "served_model_name": self.models})
-        return Upstream(own, client, lambda: self.status, admission)
+        return Upstream(own, client, exchange_through(client), lambda: self.status, admission)
 
 
 class InProcess:

@@ -1,0 +1,265 @@
+#!/usr/bin/env python
+"""What the gateway costs: tokens a second and time to first token, through it and directly at the engine, in one run.
+
+Three processes: a fake engine that emits a fixed number of tokens a second over all its streams, the real gateway code
+in front of it, and the clients here, which speak HTTP/1.1 by hand so that they cost the same on either way. Rounds
+alternate between the two ways, because the machine's load changes. With --socket, --url and --model a running
+service is measured instead (its engine's socket is in its log's "engine command").
+
+    .venv/bin/python scripts/bench_gateway.py --out docs/results/gateway-overhead-DATE.json
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+RATE = 2000  # tokens a second that the fake engine emits, over all its streams
+STREAMS = (1, 8, 32)
+PIECE = json.dumps(
+    {
+        "id": "cmpl-0123456789abcdef0123456789abcdef",
+        "object": "text_completion",
+        "created": 1764460800,
+        "model": "fake",
+        "choices": [{"index": 0, "text": " word", "logprobs": None, "finish_reason": None, "stop_reason": None}],
+    }
+)
+EVENT = f"data: {PIECE}\n\n".encode()
+Connect = Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
+
+
+async def fake_engine(socket: str) -> None:
+    """Serves every POST as a stream of `max_tokens` events, each at its time; GET as 200."""
+    running = 0
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal running
+        try:
+            head = await reader.readuntil(b"\r\n\r\n")
+        except asyncio.IncompleteReadError:  # somebody looked whether we are up
+            writer.close()
+            return
+        length = next(
+            (int(line[15:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")), 0
+        )
+        body = json.loads(await reader.readexactly(length) or b"{}")
+        running += 1
+        writer.write(
+            b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
+        )
+        began = time.perf_counter()
+        pace = body.get("streams", 1) / RATE
+        with contextlib.suppress(ConnectionError):
+            for index in range(body.get("max_tokens", 1)):
+                await asyncio.sleep(began + index * pace - time.perf_counter())
+                writer.write(b"%x\r\n%b\r\n" % (len(EVENT), EVENT))
+                await writer.drain()
+            writer.write(b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n")
+            await writer.drain()
+        running -= 1
+        writer.close()
+
+    async with await asyncio.start_unix_server(answer, socket) as server:
+        await server.serve_forever()
+
+
+def gateway(socket: str, port: int) -> None:
+    """The gateway before the engine at `socket`, as `voltserve serve` runs it, without a supervisor."""
+    import uvicorn
+
+    from server import logs
+    from server.config import load_config
+    from server.devices import Devices
+    from server.gateway import Gateway
+    from server.gateway.exchange import exchange_over
+    from server.gateway.limits import Admission
+    from server.gateway.pool import Pool, Upstream
+    from server.supervisor import State, Status
+    from server.supervisor.probe import engine_client
+
+    config = load_config(["--model", "fake"], {}, lambda: Devices((), "none"))
+    status = Status(State.READY, "for a benchmark", time.monotonic(), time.monotonic())
+    admission = Admission(config.max_in_flight, config.queue_size, config.queue_timeout)
+    logs.configure("info", "text")
+    app = Gateway(
+        config, Pool([Upstream(config, engine_client(socket), exchange_over(socket), lambda: status, admission)])
+    ).app
+    uvicorn.run(app, port=port, log_config=None, access_log=False, server_header=False, lifespan="off")
+
+
+@dataclass(frozen=True)
+class Stream:
+    """One client's stream: seconds to its first event and to its end, and its events."""
+
+    first: float
+    end: float
+    tokens: int
+
+
+async def stream(connect: Connect, body: dict[str, Any]) -> Stream:
+    """Asks for one stream and reads it to its end."""
+    payload = json.dumps({**body, "stream": True}).encode()
+    began = time.perf_counter()
+    reader, writer = await connect()
+    writer.write(
+        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\nconnection: close\r\n"
+        b"content-length: %d\r\n\r\n%b" % (len(payload), payload)
+    )
+    first = 0.0
+    received = b""
+    while part := await reader.read(65536):
+        received += part
+        if not first and b"data: {" in received:
+            first = time.perf_counter() - began
+    writer.close()
+    if b"data: [DONE]" not in received:
+        raise RuntimeError(f"a stream ended early: {received[-300:]!r}")
+    return Stream(first, time.perf_counter() - began, received.count(b"data: {"))
+
+
+async def measure(
+    direct: Connect, through: Connect, body: dict[str, Any], tokens: int, rounds: int
+) -> list[dict[str, Any]]:
+    """Both ways at each number of streams, alternating."""
+    rows = []
+    for count in STREAMS:
+        each = max(32, tokens // count)
+        speeds: dict[str, list[float]] = {"direct": [], "gateway": []}
+        firsts: dict[str, list[float]] = {"direct": [], "gateway": []}
+        for index in range(2 * rounds):
+            way, connect = (("direct", direct), ("gateway", through))[index % 2]
+            asked = {**body, "max_tokens": each, "streams": count}
+            began = time.perf_counter()
+            done = await asyncio.gather(*(stream(connect, asked) for _ in range(count)))
+            speeds[way].append(sum(one.tokens for one in done) / (time.perf_counter() - began))
+            firsts[way] += [one.first for one in done]
+        speed = {way: statistics.median(values) for way, values in speeds.items()}
+        first = {way: 1000 * statistics.median(values) for way, values in firsts.items()}
+        rows.append(
+            {
+                "streams": count,
+                "tokens_each": each,
+                "tokens_per_second": {way: round(value, 1) for way, value in speed.items()},
+                "tokens_per_second_lost_percent": round(100 * (1 - speed["gateway"] / speed["direct"]), 2),
+                "ttft_p50_ms": {way: round(value, 3) for way, value in first.items()},
+                "ttft_p50_added_ms": round(first["gateway"] - first["direct"], 3),
+            }
+        )
+        print(json.dumps(rows[-1]), flush=True)
+    return rows
+
+
+async def sequential(direct: Connect, through: Connect, body: dict[str, Any], count: int) -> dict[str, float]:
+    """Time to first token of single requests one after another, both ways in turn."""
+    firsts: dict[str, list[float]] = {"direct": [], "gateway": []}
+    for index in range(2 * count):
+        way, connect = (("direct", direct), ("gateway", through))[index % 2]
+        firsts[way].append(1000 * (await stream(connect, {**body, "max_tokens": 1})).first)
+    median = {way: statistics.median(values) for way, values in firsts.items()}
+    return {
+        **{way: round(value, 3) for way, value in median.items()},
+        "added": round(median["gateway"] - median["direct"], 3),
+    }
+
+
+@contextlib.contextmanager
+def processes(folder: Path, port: int) -> Iterator[str]:
+    """The fake engine and the gateway; gives the engine's socket."""
+    socket = str(folder / "engine.sock")
+    command = [sys.executable, __file__]
+    with open(os.devnull, "wb") as null:  # noqa: PTH123
+        started = [
+            subprocess.Popen([*command, "--as-engine", socket]),
+            subprocess.Popen([*command, "--as-gateway", socket, "--port", str(port)], stderr=null),
+        ]
+        try:
+            yield socket
+        finally:
+            for process in started:
+                process.terminate()
+                process.wait()
+
+
+async def when_up(*ways: Connect) -> None:
+    """Returns once both ways answer."""
+    for connect in ways:
+        for _ in range(600):
+            with contextlib.suppress(OSError):
+                _, writer = await connect()
+                writer.close()
+                break
+            await asyncio.sleep(0.1)
+        else:
+            raise TimeoutError("not up within a minute")
+
+
+async def bench(socket: str, port: int, body: dict[str, Any], args: argparse.Namespace) -> dict[str, Any]:
+    """The whole measurement."""
+
+    def direct() -> Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+        return asyncio.open_unix_connection(socket)
+
+    def through() -> Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+        return asyncio.open_connection("127.0.0.1", port)
+
+    await when_up(direct, through)
+    await sequential(direct, through, body, 5)  # warms both up
+    single = await sequential(direct, through, body, args.singles)
+    print(json.dumps({"ttft_p50_ms_sequential": single}), flush=True)
+    return {
+        "kind": "measured",
+        "date": date.today().isoformat(),
+        "machine": f"{os.cpu_count()} cores, {platform.processor() or platform.machine()}",
+        "load_average": os.getloadavg(),
+        "command": " ".join(["scripts/bench_gateway.py", *sys.argv[1:]]),
+        "engine": "fake, 2000 tokens a second in all" if args.url is None else "the real engine",
+        "rounds": args.rounds,
+        "ttft_p50_ms_sequential": single,
+        "streams": await measure(direct, through, body, args.tokens, args.rounds),
+    }
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, help="file for the results")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--tokens", type=int, default=2000, help="tokens of a round, over all streams")
+    parser.add_argument("--singles", type=int, default=200, help="single requests for the time to first token")
+    parser.add_argument("--url", help="http://127.0.0.1:PORT of a running service, instead of the fake engine")
+    parser.add_argument("--socket", help="that service's engine's socket")
+    parser.add_argument("--model", default="fake")
+    parser.add_argument("--port", type=int, default=8799)
+    parser.add_argument("--as-engine", help=argparse.SUPPRESS)
+    parser.add_argument("--as-gateway", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.as_engine:
+        asyncio.run(fake_engine(args.as_engine))
+    elif args.as_gateway:
+        gateway(args.as_gateway, args.port)
+    else:
+        body = {"model": args.model, "prompt": "Once upon a time", "temperature": 0, "ignore_eos": True}
+        if args.url:
+            result = asyncio.run(bench(args.socket, int(args.url.rsplit(":", 1)[1]), body, args))
+        else:
+            with tempfile.TemporaryDirectory() as folder, processes(Path(folder), args.port) as socket:
+                result = asyncio.run(bench(socket, args.port, body, args))
+        if args.out:
+            args.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
