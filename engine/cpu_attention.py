@@ -8,6 +8,9 @@ costs more than they take, the more so where the processes of the engine share t
 from typing import Any
 
 import torch
+
+# Bound now: vLLM's CPU worker replaces torch's function by one that does nothing.
+from torch import set_num_threads
 from torch.nn import Module
 from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.layers.linear import LinearBase
@@ -75,7 +78,7 @@ class Builder(CPUAttentionMetadataBuilder):  # type: ignore[misc]  # vLLM's clas
             tokens, positions = common_attn_metadata.num_actual_tokens, int(common_attn_metadata.seq_lens.sum())
             wanted = openmp_threads(tokens, positions, _threads)
             if wanted != torch.get_num_threads():
-                torch.set_num_threads(wanted)
+                set_num_threads(wanted)
         return super().build(common_prefix_len, common_attn_metadata, fast_build)
 
 

@@ -38,6 +38,7 @@ def layer() -> Any:
 
 def threads_after_a_step(monkeypatch: pytest.MonkeyPatch, tokens: int, lengths: list[int]) -> int:
     monkeypatch.setattr(CPUAttentionMetadataBuilder, "build", lambda *_arguments: None)
+    monkeypatch.setattr(torch, "set_num_threads", lambda _threads: None)  # as vLLM's CPU worker does
     step = SimpleNamespace(num_actual_tokens=tokens, seq_lens=torch.tensor(lengths))
     Builder.build(Builder.__new__(Builder), 0, step)
     return torch.get_num_threads()
