@@ -160,10 +160,21 @@ def test_sigterm_lets_a_stream_finish_and_leaves_no_process(client: OpenAI, serv
     assert not alive
 
 
-def test_the_engine_core_dying_alone_is_noticed_and_repaired(tmp_path) -> None:  # type: ignore[no-untyped-def]
-    with serving(tmp_path / "log") as service:
-        children = [p for p in service.processes() if "EngineCore" in " ".join([p.name(), *p.cmdline()])]
-        assert children, "no EngineCore process: this engine runs in one process"
-        children[0].send_signal(signal.SIGKILL)
+def engine_core(service: Service) -> psutil.Process:
+    children = [p for p in service.processes() if "EngineCore" in " ".join([p.name(), *p.cmdline()])]
+    assert children, "no EngineCore process: this engine runs in one process"
+    return children[0]
+
+
+def test_an_engine_core_that_hangs_or_dies_alone_is_noticed_and_repaired(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    with serving(tmp_path / "log", "--step-timeout", "5") as service:
+        core = engine_core(service)
+        core.suspend()
+        _, body = wait_until(lambda: (h := service.health()) and h[0] == 503 and h, 20, "503 while the core hangs")
+        assert (body["state"], body["reason"]) == ("degraded", "its core has ended no step for 5 s (--step-timeout)")
+        core.resume()
+        service.wait_ready()
+        assert service.metric("voltserve_engine_restarts_total") == 0
+        core.send_signal(signal.SIGKILL)
         wait_until(lambda: (h := service.health()) and h[0] == 503, 5, "503 after EngineCore was killed")
         service.wait_ready()
