@@ -111,8 +111,7 @@ def measure(library: Library, name: str, n: int, k: int, tokens: Sequence[int], 
     for m in tokens:
         x = torch.randn(m, k, device="cuda").half()
         y = torch.empty(m, n, dtype=torch.float16, device="cuda")
-        twin = library.has_twin and m > 4  # the plan's kernel would be emulated
-        launches = [library.linear(x, w, y, twin=twin) for w in weights]
+        launches = [library.linear(x, w, y) for w in weights]
         ours = seconds(launches)
 
         unfused = seconds([partial(dequantize_then_multiply, library, w, scratch, x, y) for w in weights])
@@ -120,13 +119,30 @@ def measure(library: Library, name: str, n: int, k: int, tokens: Sequence[int], 
         rows.append(
             {
                 "layer": name, "n": n, "k": k, "m": m,
-                "variant": ("twin of " if twin else "") + launches[0].shape.name, "blocks": launches[0].plan.blocks,
+                "variant": launches[0].shape.name, "blocks": launches[0].plan.blocks,
                 "us": round(ours * 1e6, 2), "weight_gb_s": round(size / ours / 1e9, 1),
                 "of_read": round(size / ours / read, 3),
                 "dequantize_cublas_us": round(unfused * 1e6, 2), "speedup_over_it": round(unfused / ours, 2),
                 "fp16_cublas_us": round(cublas * 1e6, 2), "speedup_over_fp16": round(cublas / ours, 2),
                 "dequantize_us": round(dequantize * 1e6, 2),
                 "dequantize_gb_s": round((size + 2 * n * k) / dequantize / 1e9, 1),
+            }
+        )  # fmt: skip
+    return rows
+
+
+def memory_side(library: Library, name: str, n: int, k: int, read: float) -> list[dict[str, Any]]:
+    """Times of the kernels without their arithmetic: what their way of reading allows."""
+    weights, variants, rows = copies(library, n, k), library.variants(), []
+    for variant, m in (("fma1", 1), ("mma8", 8)):
+        x = torch.randn(m, k, device="cuda").half()
+        y = torch.empty(m, n, dtype=torch.float16, device="cuda")
+        launches = [library.linear(x, w, y, variant=variants[variant], memory_side=True) for w in weights]
+        time_ = seconds(launches)
+        rows.append(
+            {
+                "layer": name, "n": n, "k": k, "m": m, "variant": variant, "blocks": launches[0].plan.blocks,
+                "us": round(time_ * 1e6, 2), "of_read": round(n * k * 9 / 16 / time_ / read, 3),
             }
         )  # fmt: skip
     return rows
@@ -159,6 +175,7 @@ def main() -> None:
         "read_gb_s": round(limits["read"] / 1e9, 1),
         "copy_gb_s": round(limits["copy"] / 1e9, 1),
         "rows": [],
+        "memory_side": [],
     }
     print(f"read {result['read_gb_s']} GB/s, copy {result['copy_gb_s']} GB/s", flush=True)
     for name, n, k in SHAPES:
@@ -170,6 +187,12 @@ def main() -> None:
                 f"{row['speedup_over_fp16']}x fp16, "
                 f"dequantize {row['dequantize_gb_s'] / result['copy_gb_s']:.0%} of copy",
                 flush=True,
+            )
+    for name, n, k in SHAPES:
+        for row in memory_side(library, name, n, k, limits["read"]):
+            result["memory_side"].append(row)
+            print(
+                f"{name:26} memory side of {row['variant']}: {row['us']:8} us {row['of_read']:.0%} of read", flush=True
             )
     result["seconds"] = round(time.monotonic() - began, 1)
     arguments.output.write_text(json.dumps(result, indent=1) + "\n")

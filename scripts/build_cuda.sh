@@ -8,19 +8,15 @@ cd "$(dirname "$0")/.."
 arch=${1:-70}
 CUDA_HOME=$(scripts/fetch_nvcc.sh)
 out=build/cuda code="arch=compute_70,code=[sm_70,compute_70]"
-sources=(kernels/cuda/*.cu kernels/cuda/plan.cpp kernels/cuda/c_api.cpp kernels/tools/read_ceiling.cu)
-if [[ $arch != 70 ]]; then
-  out=build/cuda-sm$arch code="arch=compute_70,code=sm_$arch"
-  sources+=(kernels/tools/twin_sm80.cu)
-fi
-mkdir -p "$out"
+sources=(kernels/cuda/*.cu kernels/cuda/plan.cpp kernels/cuda/c_api.cpp kernels/tools/*.cu)
+if [[ $arch != 70 ]]; then out=build/cuda-sm$arch code="arch=compute_70,code=sm_$arch"; fi
+mkdir -p "$out/tools"
 
 compile() {
-  local source=$1 object=$2 target=$code sum
-  [[ $source == *_sm80.cu ]] && target=arch=compute_80,code=sm_$arch
-  sum=$(echo "$target"; cat kernels/cuda/*.cuh kernels/cuda/*.h "$source" | sha256sum)
+  local source=$1 object=$2 sum
+  sum=$(echo "$code"; cat kernels/cuda/*.cuh kernels/cuda/*.h "$source" | sha256sum)
   [[ -f $object && -f $object.sum && $(<"$object.sum") == "$sum" ]] && return 0
-  "$CUDA_HOME/bin/nvcc" -gencode "$target" -O3 -std=c++17 -Werror all-warnings -Xcompiler -fPIC,-Wall,-Wextra -Xptxas -v \
+  "$CUDA_HOME/bin/nvcc" -gencode "$code" -O3 -std=c++17 -Werror all-warnings -Xcompiler -fPIC,-Wall,-Wextra -Xptxas -v \
     -c "$source" -o "$object" 2>"$object.ptxas" || { cat "$object.ptxas" >&2; return 1; }
   printf '%s' "$sum" >"$object.sum"
 }
@@ -28,6 +24,7 @@ compile() {
 objects=() jobs=()
 for source in "${sources[@]}"; do
   object=$out/$(basename "${source%.*}").o
+  [[ $source == kernels/tools/* ]] && object=$out/tools/$(basename "${source%.*}").o  # not part of the product
   objects+=("$object")
   compile "$source" "$object" &
   jobs+=($!)

@@ -61,7 +61,7 @@ class Checker:
         bias = torch.randn(packed.n, device="cuda", generator=self.random).half() if m % 2 else None
         buffer, y = self.guarded(m, packed.n)
         launch = self.library.linear(x, packed, y, bias, **choice)
-        name = ("twin of " if choice.get("twin") else "") + launch.shape.name
+        name = launch.shape.name
         launch()
         torch.cuda.synchronize()
         what = f"M={m} N={packed.n} K={packed.k} g={w.group} blocks={launch.plan.blocks} adversarial={adversarial}"
@@ -169,13 +169,11 @@ def main() -> int:
             packed = checker.library.pack(w.codes, w.scales, w.row_factor, group)
             exact = w.double()
             checker.dequantize(w, packed, exact)
-            for name, number in checker.library.variants().items():
+            for number in checker.library.variants().values():
                 tokens = checker.library.shape(number).tokens
                 for m, blocks in ((tokens, 1), (2 * tokens + 1, 37)):
                     if arguments.quick or k <= 8192 or tokens <= 16:
                         checker.linear(w, packed, exact, m, adversarial, variant=number, blocks=blocks)
-                        if checker.library.has_twin and name in ("mma8", "mma16"):
-                            checker.linear(w, packed, exact, m, adversarial, variant=number, blocks=blocks, twin=True)
             for m in () if arguments.quick else TOKENS:
                 if m <= 1024 and k <= 8192:
                     checker.linear(w, packed, exact, m, adversarial)

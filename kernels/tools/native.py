@@ -95,7 +95,6 @@ class Library:
     def __init__(self, path: Path = LIBRARY) -> None:
         self._c = ctypes.CDLL(str(path))
         self._c.voltserve_shape.restype = ctypes.POINTER(_Shape)
-        self.has_twin = hasattr(self._c, "voltserve_twin")  # built for newer GPUs only
 
     def shape(self, variant: int) -> Shape | None:
         """The variant's block, or None past the last variant."""
@@ -157,12 +156,12 @@ class Library:
         blocks: int | None = None,
         moe: tuple[Any, Any, Any, int] | None = None,
         processors: int | None = None,
-        twin: bool = False,
+        memory_side: bool = False,
     ) -> Any:
         """A callable that launches y = x Wᵀ + bias; `variant` and `blocks` override the plan.
 
-        Allocates the workspace now and nothing later. `twin`: twin_sm80.cu's kernels, for variants mma8 and mma16.
-        `moe`: (slots, experts of the token blocks, padded slot count, top_k).
+        Allocates the workspace now and nothing later. `memory_side`: memory_side.cu's kernels instead, for the variants
+        fma1 and mma8. `moe`: (slots, experts of the token blocks, padded slot count, top_k).
         """
         import torch
 
@@ -199,7 +198,7 @@ class Library:
             moe[3] if moe else 0,
         )  # fmt: skip
 
-        call = self._c.voltserve_twin if twin else self._c.voltserve_linear
+        call = self._c.voltserve_memory_side if memory_side else self._c.voltserve_linear
 
         def launch(keep: Any = (tensors, routing)) -> None:
             self._check(call(ctypes.byref(args), w.group, ctypes.byref(plan), self._stream()))
