@@ -1,9 +1,10 @@
 // The CUDA launchers as plain C, for tools and tests that load the shared library without torch's headers (tools/native.py
-// mirrors the structs). Every function returns a cudaError_t, 0 for success.
+// mirrors the structs). Launchers return a cudaError_t, 0 for success.
 #include <cstdio>
 #include <exception>
 
 #include "launch.h"
+#include "layout.cuh"
 #include "plan.h"
 
 extern "C" {
@@ -24,6 +25,9 @@ const voltserve::Shape *voltserve_shape(int variant) {
   const bool known = variant >= 0 && variant < static_cast<int>(voltserve::Variant::count);
   return known ? &voltserve::shape(static_cast<voltserve::Variant>(variant)) : nullptr;
 }
+
+// A code's bits in its word of the packed layout (layout.cuh); not an error code.
+uint32_t voltserve_place_code(uint32_t code, int column) { return voltserve::place_code(code, column); }
 
 int voltserve_linear(const voltserve::LinearArgs *args, int group, const voltserve::Plan *plan, cudaStream_t stream) {
   return voltserve::launch_linear(*args, group, *plan, stream);

@@ -95,6 +95,7 @@ class Library:
     def __init__(self, path: Path = LIBRARY) -> None:
         self._c = ctypes.CDLL(str(path))
         self._c.voltserve_shape.restype = ctypes.POINTER(_Shape)
+        self._c.voltserve_place_code.restype = ctypes.c_uint32
 
     def shape(self, variant: int) -> Shape | None:
         """The variant's block, or None past the last variant."""
@@ -110,6 +111,11 @@ class Library:
         while (shape := self.shape(len(names))) is not None:
             names[shape.name] = len(names)
         return names
+
+    def place_code(self, code: int, column: int) -> int:
+        """The bits of an E2M1 code in its 32-bit word of the packed layout; `column` 0..7 in the word."""
+        placed: int = self._c.voltserve_place_code(code, column)
+        return placed
 
     def plan(
         self, m: int, n: int, k: int, group: int = 16, arch: int = 70, processors: int = 80, experts: int = 0
