@@ -97,7 +97,7 @@ def gateway(socket: str, port: int) -> None:
     app = Gateway(
         config, Pool([Upstream(config, engine_client(socket), exchange_over(socket), lambda: status, admission)])
     ).app
-    uvicorn.run(app, port=port, log_config=None, access_log=False, server_header=False, lifespan="off")
+    uvicorn.run(app, port=port, loop="uvloop", log_config=None, access_log=False, server_header=False, lifespan="off")
 
 
 @dataclass(frozen=True)

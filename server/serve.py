@@ -15,6 +15,7 @@ from pathlib import Path
 import httpx
 import structlog
 import uvicorn
+import uvloop
 
 from server import logs, preflight
 from server.config import Config
@@ -32,6 +33,7 @@ from server.terminal import Reporter, printable_url, reporter
 
 # A Unix socket's path must fit sockaddr_un.sun_path, 108 bytes with its final zero (unix(7)).
 MAX_SOCKET_PATH = 107
+BACKLOG = 2048  # connections that wait to be accepted; uvicorn's own default
 EXIT_BY_SIGNAL = 128  # plus the signal's number, as shells have it
 
 log = structlog.get_logger("voltserve.serve")
@@ -59,7 +61,7 @@ def serve(configs: Sequence[Config], module: str = ENGINE_MODULE) -> int:
         ]
         logs.configure(gateway.log_level, gateway.log_format, plans[0].show.write)
         try:
-            return asyncio.run(_run(plans, sock, module))
+            return uvloop.run(_run(plans, sock, module))
         finally:
             for plan in plans:
                 plan.show.close()
@@ -125,6 +127,7 @@ async def _run(plans: Sequence[_Plan], sock: socket.socket, module: str) -> int:
             )
         )
         signals = _Signals(on_second=lambda: _hurry(supervisors, http))
+        sock.listen(BACKLOG)  # uvicorn does so later: until then clients would be refused
         log.info("listening", host=config.host, port=sock.getsockname()[1])
         serving = asyncio.create_task(http.serve(sockets=[sock]))
         running = [asyncio.create_task(engine.run()) for engine in engines]
