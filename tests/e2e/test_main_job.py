@@ -16,6 +16,9 @@ import pytest
 from openai import OpenAI
 from prometheus_client.parser import text_string_to_metric_families
 
+from quant.calibration_text import Text
+from quant.evaluate.server import ServerModel
+
 from .conftest import MODEL, ROOT, Service, serving, wait_until
 
 pytestmark = pytest.mark.e2e
@@ -71,6 +74,14 @@ def test_a_chinese_prompt_gives_valid_text(client: OpenAI) -> None:
     reply = client.completions.create(model=MODEL, prompt="你好,请介绍一下巴黎。", max_tokens=32, temperature=0.7, seed=1)
     assert reply.choices[0].text.strip()
     assert "\ufffd" not in reply.choices[0].text.rstrip("\ufffd")
+
+
+def test_eval_measures_the_running_service(service: Service) -> None:
+    model = ServerModel(service.url).connected()
+    capitals = {city: model.score("The capital of France is", f" {city}") for city in ("Paris", "Rome", "Oslo")}
+    assert max(capitals, key=lambda city: capitals[city]) == "Paris"
+    text = Text("The sun rises in the east and sets in the west. " * 3, "a sentence")
+    assert 1 < model.measure_text(text, tokens=20).perplexity < 30
 
 
 def test_a_stream_equals_the_whole_reply_and_ends_with_one_usage(client: OpenAI) -> None:
