@@ -51,7 +51,9 @@ class Service:
 
     def wait_ready(self, limit_s: float = START_LIMIT_S) -> None:
         def ready() -> bool:
-            assert self.process.poll() is None, f"voltserve exited {self.process.returncode}:\n{self.log.read_text()[-4000:]}"
+            assert self.process.poll() is None, (
+                f"voltserve exited {self.process.returncode}:\n{self.log.read_text()[-4000:]}"
+            )
             now = self.health()
             if now is None:
                 return False

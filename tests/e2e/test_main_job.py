@@ -71,7 +71,9 @@ def test_a_chat_answers_in_sentences(client: OpenAI) -> None:
 
 
 def test_a_chinese_prompt_gives_valid_text(client: OpenAI) -> None:
-    reply = client.completions.create(model=MODEL, prompt="你好,请介绍一下巴黎。", max_tokens=32, temperature=0.7, seed=1)
+    reply = client.completions.create(
+        model=MODEL, prompt="你好,请介绍一下巴黎。", max_tokens=32, temperature=0.7, seed=1
+    )
     assert reply.choices[0].text.strip()
     assert "\ufffd" not in reply.choices[0].text.rstrip("\ufffd")
 
@@ -105,7 +107,12 @@ def test_a_stop_string_ends_the_text_and_is_not_part_of_it(client: OpenAI) -> No
 
 def test_a_cancelled_stream_frees_its_slot(client: OpenAI, service: Service) -> None:
     stream = client.completions.create(
-        model=MODEL, prompt="Tell me a long story", max_tokens=1500, temperature=0, stream=True, extra_body={"ignore_eos": True}
+        model=MODEL,
+        prompt="Tell me a long story",
+        max_tokens=1500,
+        temperature=0,
+        stream=True,
+        extra_body={"ignore_eos": True},
     )
     next(iter(stream))
     wait_until(lambda: service.metric("vllm:num_requests_running") == 1, 5, "the request runs")
@@ -115,7 +122,9 @@ def test_a_cancelled_stream_frees_its_slot(client: OpenAI, service: Service) -> 
 
 def test_metrics_hold_both_sides_and_no_series_twice(service: Service) -> None:
     text = httpx.get(f"{service.url}/metrics").text
-    samples = [(s.name, tuple(sorted(s.labels.items()))) for f in text_string_to_metric_families(text) for s in f.samples]
+    samples = [
+        (s.name, tuple(sorted(s.labels.items()))) for f in text_string_to_metric_families(text) for s in f.samples
+    ]
     assert len(samples) == len(set(samples))
     names = {name for name, _ in samples}
     assert any(n.startswith("voltserve_") for n in names)
@@ -144,7 +153,9 @@ def test_a_killed_engine_turns_health_to_503_with_the_reason_and_comes_back(clie
     engine = next(p for p in service.processes() if "-m engine" in " ".join(p.cmdline()))
     killed = time.monotonic()
     engine.send_signal(signal.SIGKILL)
-    status, body = wait_until(lambda: (h := service.health()) and h[0] == 503 and h, 5, "503 after the engine was killed")
+    _, body = wait_until(
+        lambda: (h := service.health()) and h[0] == 503 and h, 5, "503 after the engine was killed"
+    )
     assert time.monotonic() - killed < 5
     assert "SIGKILL" in body["reason"]
     service.wait_ready()
@@ -156,7 +167,12 @@ def test_a_killed_engine_turns_health_to_503_with_the_reason_and_comes_back(clie
 def test_sigterm_lets_a_stream_finish_and_leaves_no_process(client: OpenAI, service: Service) -> None:
     processes = service.processes()
     stream = client.completions.create(
-        model=MODEL, prompt="Tell me a story", max_tokens=40, temperature=0, stream=True, extra_body={"ignore_eos": True}
+        model=MODEL,
+        prompt="Tell me a story",
+        max_tokens=40,
+        temperature=0,
+        stream=True,
+        extra_body={"ignore_eos": True},
     )
     chunks = iter(stream)
     next(chunks)
