@@ -30,7 +30,7 @@ class Checker:
     """Runs cases and keeps the worst of each kind."""
 
     def __init__(self, library: Library) -> None:
-        self.library = library
+        self.native = library
         self.random = torch.Generator("cuda").manual_seed(7)
         self.worst: dict[str, float] = {}
         self.failures: list[str] = []
@@ -60,7 +60,7 @@ class Checker:
         x = wide[:, 8 : 8 + packed.k]
         bias = torch.randn(packed.n, device="cuda", generator=self.random).half() if m % 2 else None
         buffer, y = self.guarded(m, packed.n)
-        launch = self.library.linear(x, packed, y, bias, **choice)
+        launch = self.native.linear(x, packed, y, bias, **choice)
         name = launch.shape.name
         launch()
         torch.cuda.synchronize()
@@ -80,7 +80,7 @@ class Checker:
         for first, rows in ((0, packed.n), (packed.n // 64 * 32, packed.n - packed.n // 64 * 32)):
             buffer = torch.full((rows * packed.k + 2 * GUARD,), torch.nan, dtype=torch.float16, device="cuda")
             out = buffer[GUARD:-GUARD].view(rows, packed.k)
-            self.library.dequantize(packed, out, first)
+            self.native.dequantize(packed, out, first)
             expected = exact[first : first + rows]
             allowed = expected.abs() * 2.0**-11 * 1.001 + 2.0**-25
             error = ((out.double() - expected).abs() / allowed).nan_to_num(nan=float("inf")).max()
@@ -92,7 +92,7 @@ class Checker:
     def grouped(self, n: int, k: int, group: int, experts: int, tokens: int, top_k: int) -> None:
         """Mixture of experts: random routing, aligned to the block as vLLM's moe_align_block_size does."""
         members = [random_weights(n, k, group, self.random) for _ in range(experts)]
-        parts = [self.library.pack(w.codes, w.scales, w.row_factor, group) for w in members]
+        parts = [self.native.pack(w.codes, w.scales, w.row_factor, group) for w in members]
         packed = Packed(
             torch.cat([p.codes for p in parts]), torch.cat([p.scales for p in parts]),
             torch.cat([p.row_factor for p in parts]), n, k, group, experts,
@@ -100,8 +100,8 @@ class Checker:
         x = random_activations(tokens, k, self.random)
         routes = torch.rand(tokens, experts, device="cuda", generator=self.random).topk(top_k).indices
         for variant in ("mma8", "mma16", "mma32", "mma64"):
-            number = self.library.variants()[variant]
-            block = self.library.shape(number).tokens
+            number = self.native.variants()[variant]
+            block = self.native.shape(number).tokens
             slots, block_experts = align(routes, experts, block)
             buffer, y = self.guarded(tokens * top_k, n)
             padded = torch.tensor([len(slots)], dtype=torch.int32, device="cuda")
@@ -109,7 +109,7 @@ class Checker:
             slots = torch.nn.functional.pad(slots, (0, 2 * block), value=tokens * top_k)
             block_experts = torch.nn.functional.pad(block_experts, (0, 2))
             for blocks in (1, 53):
-                self.library.linear(x, packed, y, None, number, blocks, (slots, block_experts, padded, top_k))()
+                self.native.linear(x, packed, y, None, number, blocks, (slots, block_experts, padded, top_k))()
                 torch.cuda.synchronize()
                 for expert in range(experts):
                     token, choice = (routes == expert).nonzero(as_tuple=True)
@@ -135,12 +135,12 @@ def align(routes: torch.Tensor, experts: int, block: int) -> tuple[torch.Tensor,
 def repeats(checker: Checker, count: int) -> None:
     """Every variant gives the same bits `count` times over, shared tiles included."""
     w = random_weights(1024, 4096, 16, checker.random)
-    packed = checker.library.pack(w.codes, w.scales, w.row_factor, 16)
-    for name, number in checker.library.variants().items():
-        m = checker.library.shape(number).tokens
+    packed = checker.native.pack(w.codes, w.scales, w.row_factor, 16)
+    for name, number in checker.native.variants().items():
+        m = checker.native.shape(number).tokens
         x = random_activations(m, 4096, checker.random)
         y = torch.empty(m, 1024, dtype=torch.float16, device="cuda")
-        launch = checker.library.linear(x, packed, y, None, number, 300)
+        launch = checker.native.linear(x, packed, y, None, number, 300)
         launch()
         first = y.clone()
         for i in range(count):
@@ -159,18 +159,18 @@ def main() -> int:
     parser.add_argument("--library", type=Path, default=LIBRARY)
     arguments = parser.parse_args()
     began = time.monotonic()
-    checker = Checker(Library(arguments.library))
+    checker = Checker(Library(arguments.native))
     shapes = ((130, 576), (33, 16)) if arguments.quick else SHAPES
     for (n, k), group in itertools.product(shapes, (16, 32)):
         if k % group:
             continue
         for adversarial in (False, True):
             w = random_weights(n, k, group, checker.random, adversarial)
-            packed = checker.library.pack(w.codes, w.scales, w.row_factor, group)
+            packed = checker.native.pack(w.codes, w.scales, w.row_factor, group)
             exact = w.double()
             checker.dequantize(w, packed, exact)
-            for number in checker.library.variants().values():
-                tokens = checker.library.shape(number).tokens
+            for number in checker.native.variants().values():
+                tokens = checker.native.shape(number).tokens
                 for m, blocks in ((tokens, 1), (2 * tokens + 1, 37)):
                     if arguments.quick or k <= 8192 or tokens <= 16:
                         checker.linear(w, packed, exact, m, adversarial, variant=number, blocks=blocks)
@@ -187,7 +187,7 @@ def main() -> int:
         "what": "correctness of the CUDA kernels against float64",
         "provenance": "measured",
         "device": torch.cuda.get_device_name(),
-        "library": str(arguments.library),
+        "library": str(arguments.native),
         "cases": checker.cases,
         "worst_error_of_allowed": {k: round(v, 4) for k, v in sorted(checker.worst.items())},
         "failures": checker.failures,

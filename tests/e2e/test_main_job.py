@@ -153,9 +153,7 @@ def test_a_killed_engine_turns_health_to_503_with_the_reason_and_comes_back(clie
     engine = next(p for p in service.processes() if "-m engine" in " ".join(p.cmdline()))
     killed = time.monotonic()
     engine.send_signal(signal.SIGKILL)
-    _, body = wait_until(
-        lambda: (h := service.health()) and h[0] == 503 and h, 5, "503 after the engine was killed"
-    )
+    _, body = wait_until(lambda: (h := service.health()) and h[0] == 503 and h, 5, "503 after the engine was killed")
     assert time.monotonic() - killed < 5
     assert "SIGKILL" in body["reason"]
     service.wait_ready()
