@@ -226,7 +226,7 @@ class Model:
 
     def __init__(self, library: Path, gpu: Gpu, cuda_home: Path) -> None:
         self.gpu = gpu
-        self.library = Library(library)
+        self.native = Library(library)
         self._kernels: dict[tuple[str, int, bool], Kernel] = {}
         self.functions = disassemble(library, f"sm_{gpu.arch}", cuda_home)
 
@@ -239,8 +239,8 @@ class Model:
 
     def row(self, m: int, n: int, k: int, group: int = 16, memory_side: bool = False) -> dict[str, Any]:
         """The prediction for one problem, as a row of a table."""
-        plan = self.library.plan(m, n, k, group, self.gpu.arch, self.gpu.processors)
-        shape = self.library.shape(plan.variant)
+        plan = self.native.plan(m, n, k, group, self.gpu.arch, self.gpu.processors)
+        shape = self.native.shape(plan.variant)
         if shape is None or plan.path != "fused":
             raise ValueError(f"M={m}: expected a fused plan, got {plan.path}")
         p = predict(self.gpu, self.kernel(shape.name, group, memory_side), shape, plan, m, n, k, group)
