@@ -170,7 +170,10 @@ async def test_a_core_that_hangs_too_long_is_restarted(model: Path) -> None:
         (model / "hung").touch()
         status = await watched.until_state(State.FAILED)
         (model / "hung").unlink()
-        assert "hung: its core has ended no step for 0.3 s (--step-timeout); gave it 0.3 s (--hang-timeout)" in status.reason
+        assert (
+            "hung: its core has ended no step for 0.3 s (--step-timeout); gave it 0.3 s (--hang-timeout)"
+            in status.reason
+        )
         assert (await watched.until_state(State.READY)).restarts == 1
 
 
