@@ -1,4 +1,7 @@
-"""The command line. Commands import what they need when they run, so that `voltserve --help` answers at once."""
+"""The command line: long, as all commands are declared in one place.
+
+Commands import what they need when they run, so that `voltserve --help` answers at once.
+"""
 
 import json
 import os

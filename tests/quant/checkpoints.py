@@ -24,6 +24,10 @@ def write_safetensors(path: Path, tensors: Tensors) -> None:
     path.write_bytes(safetensors_bytes(tensors))
 
 
+# What write_model makes: the shards, of which the second holds this linear.
+FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+DOWN = "model.layers.1.mlp.down_proj"
+
 HIDDEN, FFN, HEADS, KV_HEADS, HEAD_DIM, VOCAB, LAYERS = 64, 128, 4, 2, 16, 32, 2
 LINEARS = {
     "self_attn.q_proj": (HEADS * HEAD_DIM, HIDDEN),
@@ -104,8 +108,8 @@ def write_model(
     """A whole two-shard Llama; ModelOpt's config goes into its own file."""
     directory.mkdir(exist_ok=True)
     shards = {
-        "model-00001-of-00002.safetensors": embeddings() | layer(0, make_linear),
-        "model-00002-of-00002.safetensors": layer(1, make_linear),
+        FIRST: embeddings() | layer(0, make_linear),
+        SECOND: layer(1, make_linear),
     }
     for name, tensors in shards.items():
         write_safetensors(directory / name, tensors)

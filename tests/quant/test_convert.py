@@ -10,8 +10,11 @@ from quant.formats.linear import read_linear
 from quant.verify import verify
 from tests.quant.checkpoints import (
     COMPRESSED_TENSORS,
+    DOWN,
+    FIRST,
     LINEARS,
     MODELOPT,
+    SECOND,
     compressed_tensors_linear,
     modelopt_linear,
     read_json,
@@ -24,8 +27,6 @@ from tests.quant.files import names_in
 from tests.quant.test_gguf_nvfp4_model import tiny_tensors, write_by_hand
 from tests.quant.tiny_gguf import write_gguf
 
-FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
-DOWN = "model.layers.1.mlp.down_proj"
 SOURCES = {
     "compressed-tensors": (compressed_tensors_linear, COMPRESSED_TENSORS),
     "modelopt": (modelopt_linear, MODELOPT),

@@ -1,4 +1,4 @@
-"""Ways in which a model directory can be broken, each with the finding that must name it."""
+"""Ways in which a model directory can be broken, each with the finding that must name it; long, as a table is."""
 
 import hashlib
 import json
@@ -13,8 +13,11 @@ from quant.verify import verify
 from tests.quant.checkpoints import (
     COMPRESSED_TENSORS,
     CONFIG,
+    DOWN,
+    FIRST,
     INDEX,
     MODELOPT,
+    SECOND,
     compressed_tensors_linear,
     modelopt_linear,
     read_json,
@@ -24,8 +27,6 @@ from tests.quant.checkpoints import (
     write_safetensors,
 )
 
-FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
-DOWN = "model.layers.1.mlp.down_proj"
 Change = Callable[[Path], object]
 
 
