@@ -3,6 +3,7 @@
 # unpinned install resolves newer packages that vLLM 0.19.1 was never run with). Run by `make lock`.
 set -euo pipefail
 cd "$(dirname "$0")/../requirements"
+export UV_PYTHON_DOWNLOADS=never  # resolving for a version needs no interpreter of it
 UV=${UV:-../.venv/bin/uv}
 AS_OF=2026-05-01
 common=(--exclude-newer "$AS_OF" --generate-hashes --no-emit-index-url --quiet --no-header --no-annotate)
