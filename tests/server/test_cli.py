@@ -4,11 +4,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from quant.errors import QuantError
 from quant.progress import OnProgress, Progress
-from server.cli import app
+from server.cli import SECTIONS, app
 
 ROOT = Path(__file__).parents[2]
 
@@ -70,6 +71,13 @@ def test_the_help_of_serve_lists_the_settings() -> None:
     assert code == 0
     assert "--drain-timeout" in out
     assert "VOLTSERVE_MAX_MODEL_LEN" in out
+
+
+def test_every_command_is_in_one_section_of_the_help() -> None:
+    listed = [name for names in SECTIONS.values() for name in names]
+    assert sorted(listed) == sorted(typer.main.get_command(app).commands)
+    _, out, _ = run("--help")
+    assert [line.split()[0] for line in out.splitlines() if line.startswith("  ") and line[2:3].islower()] == listed
 
 
 def test_help_imports_neither_the_gateway_nor_torch() -> None:

@@ -1,0 +1,169 @@
+"""Commands on model directories: fetch, quantize, verify, inspect, convert."""
+
+from dataclasses import asdict
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from server.cli.common import AsJson, group, print_json, progress, user_errors
+
+app = group()
+model_app = group("Model directories.")
+app.add_typer(model_app, name="model")
+
+
+@model_app.command("fetch")
+def model_fetch(
+    name: Annotated[str, typer.Argument(help="Name of a known model, such as smollm2.")],
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory to make.")],
+) -> None:
+    """Fetch a small model and make a model directory of it."""
+    from quant.models import fetch_model
+
+    with user_errors(), progress() as on_progress:
+        fetch_model(name, directory, on_progress)
+    print(f"{name} is in {directory}")
+
+
+class ScaleMethod(str, Enum):
+    """How block scales are chosen (quant/methods/scales.py)."""
+
+    MAXABS = "maxabs"
+    MSE = "mse"
+    FOUROSIX = "fourosix"
+    QUASAR = "quasar"
+
+
+class GroupSize(str, Enum):
+    """Elements that share a block scale."""
+
+    SIXTEEN = "16"
+    THIRTY_TWO = "32"
+
+
+@app.command()
+def quantize(
+    source: Annotated[Path, typer.Argument(metavar="SRC", help="Model directory with 16- or 32-bit weights.")],
+    destination: Annotated[Path, typer.Argument(metavar="DST", help="Directory to make.")],
+    method: Annotated[ScaleMethod, typer.Option(help="How block scales are chosen.")] = ScaleMethod.MSE,
+    compensate: Annotated[
+        bool, typer.Option("--compensate", help="Round column by column, later ones making up for errors (GPTQ).")
+    ] = False,
+    calibration_text: Annotated[
+        Path | None, typer.Option(help="Text for quasar and --compensate. [default: Python's library]")
+    ] = None,
+    calibration_windows: Annotated[
+        int | None, typer.Option(min=1, help="Windows of 512 tokens to calibrate on. [default: 16]")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Picks the windows. [default: 0]")] = None,
+    group_size: Annotated[GroupSize, typer.Option(help="Elements that share a scale.")] = GroupSize.SIXTEEN,
+    ignore: Annotated[
+        list[str] | None,
+        typer.Option(help="Layer to keep as it is: a name, or re:PATTERN. Repeatable; replaces the default list."),
+    ] = None,
+) -> None:
+    """Quantize a model directory to QUASAR-NVFP4."""
+    from quant import calibration_text as texts
+    from quant.calibrate import CalibrationSettings
+    from quant.quantize import Method, quantize_checkpoint
+    from quant.selection import DEFAULT_IGNORE
+
+    with user_errors(), progress() as on_progress:
+        chosen = {"windows": calibration_windows, "seed": seed}
+        given = {name: value for name, value in chosen.items() if value is not None}
+        calibration = None
+        if given or calibration_text is not None:
+            calibration = CalibrationSettings(texts.calibration_text(calibration_text), **given)
+        report = quantize_checkpoint(
+            source,
+            destination,
+            method=Method(method.value, compensate),
+            calibration=calibration,
+            group_size=int(group_size.value),
+            ignore=DEFAULT_IGNORE if ignore is None else tuple(ignore),
+            on_progress=on_progress,
+        )
+    print(
+        f"{destination}: {len(report.quantized)} linear layers in NVFP4, {len(report.kept)} tensors kept; "
+        f"{report.source_bytes / 1e6:.0f} MB became {report.output_bytes / 1e6:.0f} MB"
+    )
+
+
+@app.command()
+def verify(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Model directory.")],
+    as_json: AsJson = False,
+    headers: Annotated[
+        bool, typer.Option("--headers", help="Leave the weights unread: headers, sizes and configs only.")
+    ] = False,
+    manifest: Annotated[
+        bool, typer.Option("--write-manifest", help="Write SHA256SUMS anew, if nothing is wrong with the model.")
+    ] = False,
+) -> None:
+    """Find what is wrong with a model directory: shards, headers, values, sha256, config, tensor-parallel sizes."""
+    from quant.verify import verify as find_out
+    from server.model_text import verification_text
+
+    if headers and manifest:
+        raise typer.BadParameter("--headers and --write-manifest exclude each other: digests need every byte")
+    with user_errors(), progress() as on_progress:
+        report = find_out(
+            directory,
+            "headers" if headers else "full",
+            manifest="write" if manifest else "check",
+            on_progress=on_progress,
+        )
+    if as_json:
+        print_json(report.as_dict())
+    else:
+        print(verification_text(report))
+    raise typer.Exit(0 if report.ok else 1)
+
+
+@app.command()
+def inspect(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Model directory.")],
+    as_json: AsJson = False,
+) -> None:
+    """Show what a model directory holds: format, sizes by kind, layers, how it can be split over GPUs."""
+    from quant.inspect import inspect_model
+    from server.model_text import summary_text
+
+    with user_errors():
+        summary = inspect_model(directory)
+    if as_json:
+        print_json(summary.as_dict())
+    else:
+        print(summary_text(summary))
+
+
+class ModelFormat(str, Enum):
+    """What `convert` writes."""
+
+    COMPRESSED_TENSORS = "compressed-tensors"
+    MODELOPT = "modelopt"
+    QUASARNVFP4 = "quasarnvfp4"
+
+
+@app.command()
+def convert(
+    source: Annotated[Path, typer.Argument(metavar="SRC", help="NVFP4 model directory, or GGUF file.")],
+    destination: Annotated[Path, typer.Argument(metavar="DST", help="Directory to make.")],
+    model_format: Annotated[ModelFormat, typer.Option("--format", help="Format to write.")],
+    nearest: Annotated[
+        bool, typer.Option("--nearest", help="Round global scales that the format cannot hold, rather than refuse.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Convert an NVFP4 model directory to another format, without changing a value."""
+    from quant.convert import convert_checkpoint
+
+    with user_errors(), progress() as on_progress:
+        report = convert_checkpoint(source, destination, model_format.value, nearest=nearest, on_progress=on_progress)
+    if as_json:
+        print_json({**asdict(report), "rounded": list(report.rounded)})
+        return
+    exactly = f"{len(report.rounded)} scales rounded" if report.rounded else "every value kept"
+    print(f"{destination}: {report.linears} linears from {report.source_format} to {model_format.value}, {exactly}")

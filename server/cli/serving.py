@@ -1,0 +1,114 @@
+"""Commands that start an engine, or say what starting one would do: serve, explain, plan, doctor, version."""
+
+from pathlib import Path
+from typing import Annotated
+
+import click
+import typer
+from typer.core import TyperCommand
+
+from server.cli.common import AsJson, group, print_json, user_errors
+
+app = group()
+
+
+class ConfiguredCommand(TyperCommand):
+    """A command whose flags are those of `server.config`, which parses them; its help lists them from there."""
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Lists the settings."""
+        from server.config import Settings, variable_name
+
+        rows = []
+        for field_name, field in Settings.model_fields.items():
+            name = field_name.replace("_", "-")
+            default = f" [{field.default}]" if not field.is_required() and field.default not in ("", ()) else ""
+            rows.append((f"--{name}", f"{field.description}{default}"))
+        with formatter.section("Settings"):
+            formatter.write_dl(rows)
+        formatter.write_paragraph()
+        formatter.write_text(
+            "Any flag of vLLM 0.19.1's server is passed on to the engine: --max-model-len 8192, --enforce-eager. "
+            f"Each flag is also a variable: {variable_name('max-model-len')}=8192."
+        )
+
+
+# The flags are not Click's to parse: they are vLLM's and ours, and a preset and the environment give them too.
+_FREE = {"ignore_unknown_options": True, "allow_extra_args": True}
+
+
+@app.command(cls=ConfiguredCommand, context_settings=_FREE, options_metavar="--model DIR [FLAGS]")
+def serve(ctx: typer.Context) -> None:
+    """Serve a model: start the engine, watch it, and answer clients."""
+    from server.engines import load_configs
+    from server.serve import serve as run
+
+    with user_errors():
+        code = run(load_configs(ctx.args))
+    raise typer.Exit(code)
+
+
+@app.command(cls=ConfiguredCommand, context_settings=_FREE, options_metavar="--model DIR [FLAGS]")
+def explain(ctx: typer.Context, as_json: AsJson = False) -> None:
+    """Show what serve would do with the same flags, and why, without starting anything."""
+    from server.engines import load_configs
+    from server.explain import as_text
+    from server.explain import explain as find_out
+
+    with user_errors():
+        explained = [find_out(config) for config in load_configs(ctx.args)]
+    if as_json:
+        print_json(explained if len(explained) > 1 else explained[0])
+    else:
+        print("\n\n".join(as_text(one) for one in explained))
+    raise typer.Exit(2 if any(one["problem"] for one in explained) else 0)
+
+
+@app.command(cls=ConfiguredCommand, context_settings=_FREE, options_metavar="DIR [FLAGS]")
+def plan(ctx: typer.Context, as_json: AsJson = False) -> None:
+    """Show the memory that a model needs with serve's flags, whether it fits, and how to split it over GPUs."""
+    from server.config import load_config
+    from server.plan import plan_for
+
+    with user_errors():
+        planned = plan_for(load_config(_model_first(ctx.args)))
+    if as_json:
+        print_json(planned.as_dict())
+    else:
+        print(planned.as_text())
+    raise typer.Exit(0 if planned.plan.fits else 2)
+
+
+@app.command()
+def doctor(
+    model: Annotated[Path | None, typer.Option(metavar="DIR", help="Model directory whose disk is measured.")] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on.")] = 8000,
+    start_timeout: Annotated[float, typer.Option(help="Seconds in which the engine must be ready.")] = 900,
+    quick: Annotated[bool, typer.Option(help="Leave out what is tried on the GPUs.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Examine this machine for what stops or slows an engine: GPUs, links, memory, limits, disk."""
+    from server.doctor import as_text, examine
+
+    with user_errors():
+        findings = examine(model, host, port, start_timeout, quick=quick)
+    report = {"findings": [finding.as_dict() for finding in findings]}
+    if as_json:
+        print_json(report)
+    else:
+        print(as_text(findings))
+    raise typer.Exit(1 if any(finding.level == "error" for finding in findings) else 0)
+
+
+@app.command()
+def version() -> None:
+    """Print the versions of voltserve, its engine and torch."""
+    from importlib.metadata import version as version_of
+
+    print(" ".join(f"{name} {version_of(name)}" for name in ("voltserve", "vllm", "torch")))
+
+
+def _model_first(arguments: list[str]) -> list[str]:
+    """`DIR [FLAGS]` as `--model DIR [FLAGS]`."""
+    return ["--model", *arguments] if arguments and not arguments[0].startswith("-") else arguments
