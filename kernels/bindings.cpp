@@ -1,8 +1,8 @@
-// torch.ops.voltserve.*: schemas, argument checks, allocation. Built on torch's stable ABI, so that one shared object serves
-// torch 2.10 and later and every Python. The contract is include/nvfp4.h; nothing else here knows kernels' insides.
+// torch.ops.voltserve.*: all schemas, whatever devices the build is for (implementations on CUDA: cuda/*ops.cpp), and the ops on
+// the CPU: argument checks, allocation. Built on torch's stable ABI, so that one shared object serves torch 2.10 and later and
+// every Python. The contract is include/nvfp4.h; nothing else here knows kernels' insides.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
-#include <torch/csrc/stable/tensor.h>
 
 #include <algorithm>
 #include <functional>
@@ -16,49 +16,14 @@
 #include "cpu/kernels.h"
 #include "cpu/layout.h"
 #include "cpu/pool.h"
+#include "include/arguments.h"
 #include "include/nvfp4.h"
 
 namespace {
 
-using torch::headeronly::ScalarType;
-using torch::stable::Tensor;
-using voltserve::Nvfp4Matrix;
+using namespace voltserve;
 
-const char* name_of(ScalarType dtype) { return torch::headeronly::toString(dtype); }
-
-std::string describe(const Tensor& tensor) {
-  std::string text = std::string(name_of(tensor.scalar_type())) + " [";
-  for (int64_t d = 0; d < tensor.dim(); ++d) text += (d ? ", " : "") + std::to_string(tensor.size(d));
-  return text + "]" + (tensor.is_cpu() ? " on the CPU" : " on a GPU");
-}
-
-std::vector<int64_t> shape_of(const Tensor& tensor) {
-  std::vector<int64_t> shape(tensor.dim());
-  for (int64_t d = 0; d < tensor.dim(); ++d) shape[d] = tensor.size(d);
-  return shape;
-}
-
-// The one check of an argument: its dtype, its shape (-1 is any length), its device, contiguity.
-void expect(const char* name, const Tensor& tensor, ScalarType dtype, const std::vector<int64_t>& shape, bool on_cpu) {
-  bool fits = tensor.scalar_type() == dtype && tensor.dim() == static_cast<int64_t>(shape.size()) &&
-              tensor.is_cpu() == on_cpu && tensor.is_contiguous();
-  std::string expected = std::string(name_of(dtype)) + " [";
-  for (size_t d = 0; d < shape.size(); ++d) {
-    fits = fits && (shape[d] < 0 || tensor.size(d) == shape[d]);
-    expected += (d ? ", " : "") + (shape[d] < 0 ? "any" : std::to_string(shape[d]));
-  }
-  STD_TORCH_CHECK(fits, name, ": expected contiguous ", expected, on_cpu ? "] on the CPU" : "] on a GPU", ", got ",
-                  tensor.is_contiguous() ? "" : "non-contiguous ", describe(tensor));
-}
-
-void expect_group_size(int64_t group_size) {
-  STD_TORCH_CHECK(group_size == 16 || group_size == 32, "group_size: expected 16 or 32, got ", group_size);
-}
-
-void expect_float(const char* name, ScalarType dtype) {
-  STD_TORCH_CHECK(dtype == ScalarType::Float || dtype == ScalarType::Half || dtype == ScalarType::BFloat16, name,
-                  ": expected Float, Half or BFloat16, got ", name_of(dtype));
-}
+constexpr std::initializer_list<ScalarType> kFloats = {ScalarType::Float, ScalarType::Half, ScalarType::BFloat16};
 
 Tensor in_float(const Tensor& tensor) {
   return torch::stable::contiguous(
@@ -68,7 +33,7 @@ Tensor in_float(const Tensor& tensor) {
 const float* floats(const Tensor& tensor) { return static_cast<const float*>(tensor.const_data_ptr()); }
 float* floats_of(Tensor& tensor) { return static_cast<float*>(tensor.mutable_data_ptr()); }
 
-namespace cpu {
+namespace on_cpu {
 
 using namespace voltserve::cpu;
 
@@ -81,10 +46,10 @@ int64_t grain(int64_t multiplications_per_tile) {
 
 std::tuple<Tensor, Tensor> pack(Tensor codes, Tensor block_scales, int64_t group_size) {
   expect_group_size(group_size);
-  expect("codes", codes, ScalarType::Byte, {-1, -1}, true);
+  expect("codes", codes, kCpu, ScalarType::Byte, {-1, -1});
   const int64_t rows = codes.size(0), columns = 2 * codes.size(1), groups = columns / group_size;
-  STD_TORCH_CHECK(columns % group_size == 0, "codes: expected K a multiple of ", group_size, ", got K = ", columns);
-  expect("block_scales", block_scales, ScalarType::Float8_e4m3fn, {rows, groups}, true);
+  expect_multiple("codes", "K", columns, group_size);
+  expect("block_scales", block_scales, kCpu, ScalarType::Float8_e4m3fn, {rows, groups});
   const auto* scale_bytes = static_cast<const uint8_t*>(block_scales.const_data_ptr());
   for (int64_t i = 0; i < rows * groups; ++i) {
     STD_TORCH_CHECK((scale_bytes[i] & 0x7F) != 0x7F, "block_scales: expected numbers, got NaN at [", i / groups, ", ",
@@ -103,11 +68,11 @@ std::tuple<Tensor, Tensor> pack(Tensor codes, Tensor block_scales, int64_t group
 
 Nvfp4Matrix matrix(const Tensor& packed, const Tensor& scales, const Tensor& row_factor, int64_t group_size) {
   expect_group_size(group_size);
-  expect("row_factor", row_factor, ScalarType::Float, {-1}, true);
+  expect("row_factor", row_factor, kCpu, ScalarType::Float, {-1});
   const int64_t rows = row_factor.size(0), padded = tiles_of(rows) * kTileRows;
-  expect("scales", scales, ScalarType::Float8_e4m3fn, {padded, -1}, true);
+  expect("scales", scales, kCpu, ScalarType::Float8_e4m3fn, {padded, -1});
   const int64_t columns = scales.size(1) * group_size;
-  expect("packed", packed, ScalarType::Byte, {padded, columns / 2}, true);
+  expect("packed", packed, kCpu, ScalarType::Byte, {padded, columns / 2});
   return {static_cast<const uint8_t*>(packed.const_data_ptr()), static_cast<const uint8_t*>(scales.const_data_ptr()),
           floats(row_factor), rows, columns, static_cast<int>(group_size)};
 }
@@ -121,10 +86,9 @@ const Kernels*& chosen() {
 Tensor linear(Tensor x, Tensor packed, Tensor scales, Tensor row_factor, int64_t group_size,
               std::optional<Tensor> bias) {
   const Nvfp4Matrix w = matrix(packed, scales, row_factor, group_size);
-  expect_float("x", x.scalar_type());
-  STD_TORCH_CHECK(x.is_cpu() && x.dim() > 0 && x.size(x.dim() - 1) == w.columns, "x: expected [..., ", w.columns,
-                  "] on the CPU, got ", describe(x));
-  if (bias) expect("bias", *bias, x.scalar_type(), {w.rows}, true);
+  expect_dtype("x", x.scalar_type(), kFloats);
+  expect_last_dimension("x", x, kCpu, w.columns);
+  if (bias) expect("bias", *bias, kCpu, x.scalar_type(), {w.rows});
   std::vector<int64_t> shape = shape_of(x);
   shape.back() = 1;
   const int64_t m = std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
@@ -140,7 +104,7 @@ Tensor linear(Tensor x, Tensor packed, Tensor scales, Tensor row_factor, int64_t
 
 Tensor dequantize(Tensor packed, Tensor scales, Tensor row_factor, int64_t group_size, ScalarType dtype) {
   const Nvfp4Matrix w = matrix(packed, scales, row_factor, group_size);
-  expect_float("dtype", dtype);
+  expect_dtype("dtype", dtype, kFloats);
   Tensor out = torch::stable::new_empty(row_factor, {w.rows, w.columns});
   parallel_for(tiles_of(w.rows), grain(kTileRows * w.columns), [&](int64_t begin, int64_t end) {
     chosen()->dequantize(w, floats_of(out), begin, end);
@@ -150,13 +114,11 @@ Tensor dequantize(Tensor packed, Tensor scales, Tensor row_factor, int64_t group
 
 Tensor linear16(Tensor x, Tensor weight) {
   const auto dtype = weight.scalar_type();
-  STD_TORCH_CHECK(dtype == ScalarType::Half || dtype == ScalarType::BFloat16,
-                  "weight: expected Half or BFloat16, got ", name_of(dtype));
-  expect("weight", weight, dtype, {-1, -1}, true);
+  expect_dtype("weight", dtype, {ScalarType::Half, ScalarType::BFloat16});
+  expect("weight", weight, kCpu, dtype, {-1, -1});
   const int64_t rows = weight.size(0), columns = weight.size(1);
-  STD_TORCH_CHECK(columns % kLinear16Columns == 0, "weight: expected K a multiple of ", kLinear16Columns, ", got K = ",
-                  columns);
-  expect("x", x, ScalarType::Float, {-1, columns}, true);
+  expect_multiple("weight", "K", columns, kLinear16Columns);
+  expect("x", x, kCpu, ScalarType::Float, {-1, columns});
   const int64_t m = x.size(0);
   Tensor y = torch::stable::new_empty(x, {m, rows});
   const Linear16 w = {static_cast<const uint16_t*>(weight.const_data_ptr()), dtype == ScalarType::BFloat16, rows, columns};
@@ -174,13 +136,13 @@ int64_t rows_per_thread(int64_t n) { return 16 * 1024 / std::max<int64_t>(n, 1) 
 int64_t expect_norm(const Tensor& x, const Tensor& weight) {
   STD_TORCH_CHECK(x.dim() > 0, "x: expected at least one dimension, got none");
   const int64_t n = x.size(x.dim() - 1);
-  expect("weight", weight, ScalarType::Float, {n}, true);
+  expect("weight", weight, kCpu, ScalarType::Float, {n});
   return n;
 }
 
 Tensor rms_norm(Tensor x, Tensor weight, double eps) {
   const int64_t n = expect_norm(x, weight);
-  expect("x", x, ScalarType::Float, shape_of(x), true);
+  expect("x", x, kCpu, ScalarType::Float, shape_of(x));
   Tensor y = torch::stable::new_empty(x, shape_of(x));
   const auto* from = floats(x);
   auto* to = floats_of(y);
@@ -193,8 +155,8 @@ Tensor rms_norm(Tensor x, Tensor weight, double eps) {
 
 void add_rms_norm(Tensor x, Tensor residual, Tensor weight, double eps) {
   const int64_t n = expect_norm(x, weight);
-  expect("x", x, ScalarType::Float, shape_of(x), true);
-  expect("residual", residual, ScalarType::Float, shape_of(x), true);
+  expect("x", x, kCpu, ScalarType::Float, shape_of(x));
+  expect("residual", residual, kCpu, ScalarType::Float, shape_of(x));
   auto* values = floats_of(x);
   auto* sums = floats_of(residual);
   parallel_for(n ? x.numel() / n : 0, rows_per_thread(n), [&](int64_t begin, int64_t end) {
@@ -205,7 +167,7 @@ void add_rms_norm(Tensor x, Tensor residual, Tensor weight, double eps) {
 
 Tensor silu_and_mul(Tensor x) {
   std::vector<int64_t> shape = shape_of(x);
-  expect("x", x, ScalarType::Float, shape, true);
+  expect("x", x, kCpu, ScalarType::Float, shape);
   STD_TORCH_CHECK(!shape.empty() && shape.back() % 2 == 0, "x: expected [..., 2 n], got ", describe(x));
   const int64_t n = shape.back() /= 2;
   Tensor y = torch::stable::new_empty(x, shape);
@@ -216,7 +178,7 @@ Tensor silu_and_mul(Tensor x) {
   return y;
 }
 
-}  // namespace cpu
+}  // namespace on_cpu
 
 // The instruction sets that this CPU has kernels for, fastest first, separated by spaces.
 std::string cpu_instruction_sets() {
@@ -229,7 +191,7 @@ std::string cpu_instruction_sets() {
 
 // How many threads the CPU's ops use, the caller's included.
 void set_cpu_threads(int64_t threads) {
-  STD_TORCH_CHECK(threads >= 1, "threads: expected at least 1, got ", threads);
+  expect_at_least("threads", threads, 1);
   voltserve::cpu::set_threads(static_cast<int>(threads));
 }
 
@@ -237,7 +199,7 @@ void set_cpu_threads(int64_t threads) {
 void use_cpu_instruction_set(std::string name) {
   for (const auto* kernels : voltserve::cpu::kAll) {
     if (name == kernels->isa && kernels->supported()) {
-      cpu::chosen() = kernels;
+      on_cpu::chosen() = kernels;
       return;
     }
   }
@@ -253,6 +215,10 @@ STABLE_TORCH_LIBRARY(voltserve, m) {
       "Tensor");
   m.def(
       "nvfp4_dequantize(Tensor packed, Tensor scales, Tensor row_factor, int group_size, ScalarType dtype) -> Tensor");
+  // On GPUs only (cuda/ops.cpp).
+  m.def(
+      "nvfp4_moe_linear(Tensor x, Tensor packed, Tensor scales, Tensor row_factor, int group_size, Tensor slots, Tensor "
+      "experts, Tensor padded_slots, int top_k) -> Tensor");
   // On the CPU only, where stock vLLM has nothing as fast: float32 activations, see cpu/layers.inl.
   m.def("linear16(Tensor x, Tensor weight) -> Tensor");
   m.def("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor");
@@ -264,13 +230,13 @@ STABLE_TORCH_LIBRARY(voltserve, m) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(voltserve, CPU, m) {
-  m.impl("nvfp4_pack", TORCH_BOX(&cpu::pack));
-  m.impl("nvfp4_linear", TORCH_BOX(&cpu::linear));
-  m.impl("nvfp4_dequantize", TORCH_BOX(&cpu::dequantize));
-  m.impl("linear16", TORCH_BOX(&cpu::linear16));
-  m.impl("rms_norm", TORCH_BOX(&cpu::rms_norm));
-  m.impl("add_rms_norm", TORCH_BOX(&cpu::add_rms_norm));
-  m.impl("silu_and_mul", TORCH_BOX(&cpu::silu_and_mul));
+  m.impl("nvfp4_pack", TORCH_BOX(&on_cpu::pack));
+  m.impl("nvfp4_linear", TORCH_BOX(&on_cpu::linear));
+  m.impl("nvfp4_dequantize", TORCH_BOX(&on_cpu::dequantize));
+  m.impl("linear16", TORCH_BOX(&on_cpu::linear16));
+  m.impl("rms_norm", TORCH_BOX(&on_cpu::rms_norm));
+  m.impl("add_rms_norm", TORCH_BOX(&on_cpu::add_rms_norm));
+  m.impl("silu_and_mul", TORCH_BOX(&on_cpu::silu_and_mul));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(voltserve, CompositeExplicitAutograd, m) {

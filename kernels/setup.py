@@ -37,7 +37,8 @@ CUDA_OBJECTS = [
 CUDA_HOME = Path(os.environ.get("CUDA_HOME", ""))
 CUDA_LIBRARIES: list[str] = []
 if CUDA_OBJECTS:
-    SOURCES["cuda/ops.cpp"] = ["-DUSE_CUDA", "-isystem", str(CUDA_HOME / "include")]
+    for ops in sorted(Path("cuda").glob("*ops.cpp")):
+        SOURCES[str(ops)] = ["-DUSE_CUDA", "-isystem", str(CUDA_HOME / "include")]
     CUDA_LIBRARIES = ["-ltorch_cuda", f"-L{CUDA_HOME / 'lib64'}", "-lcudart"]
 
 

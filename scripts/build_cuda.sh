@@ -8,17 +8,26 @@ cd "$(dirname "$0")/.."
 arch=${1:-70}
 CUDA_HOME=$(scripts/fetch_nvcc.sh)
 out=build/cuda code="arch=compute_70,code=[sm_70,compute_70]"
-sources=(kernels/cuda/*.cu kernels/cuda/plan.cpp kernels/cuda/c_api.cpp kernels/tools/*.cu)
+sources=()
+for source in kernels/cuda/*.cu kernels/cuda/*.cpp kernels/tools/*.cu; do
+  [[ $source == *ops.cpp ]] || sources+=("$source")  # those know torch; kernels/setup.py compiles them
+done
 if [[ $arch != 70 ]]; then out=build/cuda-sm$arch code="arch=compute_70,code=sm_$arch"; fi
 mkdir -p "$out/tools"
 
+# What an object was compiled from: for which GPU, and the files of ours that nvcc read the last time.
+sum_of() {
+  local files
+  mapfile -t files < <(grep -o 'kernels/[^ ]*' "$1.d")
+  { echo "$code"; cat "${files[@]}"; } | sha256sum
+}
+
 compile() {
-  local source=$1 object=$2 sum
-  sum=$(echo "$code"; cat kernels/cuda/*.cuh kernels/cuda/*.h "$source" | sha256sum)
-  [[ -f $object && -f $object.sum && $(<"$object.sum") == "$sum" ]] && return 0
-  "$CUDA_HOME/bin/nvcc" -gencode "$code" -O3 -std=c++17 -Werror all-warnings -Xcompiler -fPIC,-Wall,-Wextra -Xptxas -v \
+  local source=$1 object=$2
+  [[ -f $object.d && -f $object.sum && $(<"$object.sum") == "$(sum_of "$object")" ]] && return 0
+  "$CUDA_HOME/bin/nvcc" -gencode "$code" -O3 -std=c++17 -Werror all-warnings -Xcompiler -fPIC,-Wall,-Wextra -Xptxas -v -MMD -MF "$object.d" \
     -c "$source" -o "$object" 2>"$object.ptxas" || { cat "$object.ptxas" >&2; return 1; }
-  printf '%s' "$sum" >"$object.sum"
+  sum_of "$object" >"$object.sum"
 }
 
 objects=() jobs=()

@@ -1,5 +1,5 @@
 // The contract of torch.ops.voltserve.*, the same on every device. Torch-free: kernels see these types only; bindings.cpp
-// alone knows torch, checks arguments and allocates.
+// and cuda/*ops.cpp alone know torch, check arguments (arguments.h) and allocate.
 //
 // An NVFP4 matrix W [N, K] is w[n, k] = e2m1(code[n, k]) * e4m3(block_scale[n, k / g]) * row_factor[n], with
 // g = group_size in {16, 32}, K a multiple of g, and row_factor a multiplier (quant/tensor.py).
@@ -12,6 +12,13 @@
 //       ones too; y has x's dtype. bias [N] in x's dtype.
 //   nvfp4_dequantize(packed, scales, row_factor, group_size, dtype) -> W
 //       W [N, K] in dtype (float32, float16 or bfloat16).
+//   nvfp4_moe_linear(x, packed, scales, row_factor, group_size, slots, experts, padded_slots, top_k) -> y
+//       For mixtures of E experts, the E matrices packed one by one and stacked: packed [E, N', *], scales [E, N', K/g],
+//       row_factor [E, N]. x [M, K] contiguous; slot s is token s / top_k going through one of its experts, and
+//       y [M * top_k, N] has a row a slot, in x's dtype. slots int32 [blocks * block] lists the slots block by block, each
+//       block being of one expert, experts int32 [blocks]; slots of M * top_k or more are padding. Only the first
+//       padded_slots (int32 [1]) of them are looked at. Slots that are not listed have no defined row. This is what
+//       vLLM's moe_align_block_size makes; block is 8, 16, 32 or 64 on a GPU and any number on a CPU.
 //
 // packed is uint8 [N', *] and scales float8_e4m3fn [N', K/g], where N' >= N is N rounded up to the device's row tile:
 // N is the length of row_factor, K is group_size * scales.shape[1]. The order of the bytes inside is the device's own

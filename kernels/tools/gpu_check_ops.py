@@ -140,7 +140,8 @@ def bad_arguments(c: Checker) -> None:
     c.raises("NaN scale", "NaN at [3, 2]", lambda: pack(w.codes, nan.view(torch.float8_e4m3fn), 16))
     c.raises("group", "group_size: expected 16 or 32, got 8", lambda: pack(w.codes, nan.view(torch.float8_e4m3fn), 8))
     c.raises("x's dtype", "x: expected Half", lambda: c.ops.nvfp4_linear(x.float(), *weight))
-    c.raises("x's width", "x: expected Half [..., 64]", lambda: c.ops.nvfp4_linear(x[:, :32], *weight))
+    c.raises("x's width", "x: expected [..., 64] on GPU 0", lambda: c.ops.nvfp4_linear(x[:, :32], *weight))
+    c.raises("x's place", "got Half [2, 64] on the CPU", lambda: c.ops.nvfp4_linear(x.cpu(), *weight))
     c.raises("bias", "bias: expected contiguous Half [64]", lambda: c.ops.nvfp4_linear(x, *weight, x[0, :32]))
     c.raises("packed", "packed: expected", lambda: c.ops.nvfp4_linear(x, weight[0][:, 1:], *weight[1:]))
 

@@ -23,6 +23,21 @@ def _linear(
     return x.new_empty((*x.shape[:-1], row_factor.shape[0]))
 
 
+@torch.library.register_fake("voltserve::nvfp4_moe_linear")
+def _moe_linear(
+    x: torch.Tensor,
+    packed: torch.Tensor,
+    scales: torch.Tensor,
+    row_factor: torch.Tensor,
+    group_size: int,
+    slots: torch.Tensor,
+    experts: torch.Tensor,
+    padded_slots: torch.Tensor,
+    top_k: int,
+) -> torch.Tensor:
+    return x.new_empty((x.shape[0] * top_k, row_factor.shape[1]))
+
+
 @torch.library.register_fake("voltserve::nvfp4_dequantize")
 def _dequantize(
     packed: torch.Tensor, scales: torch.Tensor, row_factor: torch.Tensor, group_size: int, dtype: torch.dtype

@@ -1,0 +1,101 @@
+// What every op on CUDA tensors needs beside include/arguments.h: its GPU and stream, raw pointers, errors of launches, and
+// scratch memory. Included by cuda/*ops.cpp only.
+#pragma once
+
+#include <cuda_runtime_api.h>
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
+#include <torch/csrc/stable/accelerator.h>
+
+#include <algorithm>
+#include <map>
+#include <mutex>
+#include <utility>
+
+#include "../include/arguments.h"
+
+namespace voltserve {
+
+inline void check(cudaError_t error, const char* what) {
+  STD_TORCH_CHECK(error == cudaSuccess, what, ": ", cudaGetErrorString(error));
+}
+
+struct Gpu {
+  int index, arch, processors;  // arch: compute capability, 70 for V100
+};
+
+inline const Gpu& gpu_of(int index) {
+  static std::mutex mutex;
+  static std::map<int, Gpu> known;
+  const std::lock_guard<std::mutex> lock(mutex);
+  const auto found = known.find(index);
+  if (found != known.end()) return found->second;
+  int major = 0, minor = 0, processors = 0;
+  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, index), "compute capability");
+  check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, index), "compute capability");
+  check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, index), "multiprocessors");
+  return known[index] = {index, 10 * major + minor, processors};
+}
+
+// One call of an op: the GPU that the argument `name` is on, current while this lives, and torch's current stream there.
+struct Call {
+  const Gpu& gpu;
+  const Place place;
+  const cudaStream_t stream;
+  const torch::stable::accelerator::DeviceGuard guard;
+
+  Call(const char* name, const Tensor& tensor)
+      : gpu(gpu_of(index_of(name, tensor))), place{gpu.index}, stream(stream_of(gpu.index)), guard(gpu.index) {}
+
+ private:
+  static int index_of(const char* name, const Tensor& tensor) {
+    STD_TORCH_CHECK(tensor.is_cuda(), name, ": expected a tensor on a GPU, got ", describe(tensor));
+    return tensor.get_device_index();
+  }
+  static cudaStream_t stream_of(int device) {
+    void* stream = nullptr;
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device, &stream));
+    return static_cast<cudaStream_t>(stream);
+  }
+};
+
+template <class T>
+T* data(const Tensor& tensor) {
+  return static_cast<T*>(tensor.data_ptr());
+}
+
+// Floats of any value, and counters that are zero between launches.
+struct Workspace {
+  float* sums = nullptr;
+  unsigned* counters = nullptr;
+  size_t floats = 0, count = 0;
+};
+
+// At least so much of both, the same memory for every call on a stream: kernels of one stream never run at the same time. Memory
+// is kept for good, since a captured graph may point at it, and comes from the driver, not from torch: what torch hands out while a
+// graph is captured is zeroed only when that graph is replayed.
+inline Workspace workspace(const Call& call, size_t floats, size_t counters) {
+  static std::mutex mutex;
+  static std::map<std::pair<int, cudaStream_t>, Workspace> all;
+  const std::lock_guard<std::mutex> lock(mutex);
+  Workspace& kept = all[{call.gpu.index, call.stream}];
+  if (kept.floats >= floats && kept.count >= counters) return kept;
+
+  constexpr size_t kFirstCounters = 1024;
+  Workspace grown;
+  grown.floats = std::max({floats, kept.floats, size_t{1}});
+  grown.count = std::max({counters, kept.count, kFirstCounters});
+  // Allowed while a stream is captured, and on a stream that waits for no other.
+  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+  check(cudaThreadExchangeStreamCaptureMode(&mode), "workspace");
+  cudaStream_t aside = nullptr;
+  check(cudaStreamCreateWithFlags(&aside, cudaStreamNonBlocking), "workspace");
+  check(cudaMalloc(reinterpret_cast<void**>(&grown.sums), grown.floats * sizeof(float)), "workspace");
+  check(cudaMalloc(reinterpret_cast<void**>(&grown.counters), grown.count * sizeof(unsigned)), "workspace");
+  check(cudaMemsetAsync(grown.counters, 0, grown.count * sizeof(unsigned), aside), "workspace");
+  check(cudaStreamSynchronize(aside), "workspace");
+  check(cudaStreamDestroy(aside), "workspace");
+  check(cudaThreadExchangeStreamCaptureMode(&mode), "workspace");
+  return kept = grown;
+}
+
+}  // namespace voltserve
