@@ -102,6 +102,68 @@ Tensor linear(Tensor x, Tensor packed, Tensor scales, Tensor row_factor, int64_t
   return x.scalar_type() == ScalarType::Float ? y : torch::stable::to(y, x.scalar_type());
 }
 
+// Consecutive token blocks of one expert: `rows` gathered activations from `first` on.
+struct Run {
+  int64_t expert, first, rows;
+};
+
+Tensor moe_linear(Tensor x, Tensor packed, Tensor scales, Tensor row_factor, int64_t group_size, Tensor slots, Tensor experts,
+                  Tensor padded_slots, int64_t top_k) {
+  expect_group_size(group_size);
+  expect("row_factor", row_factor, kCpu, ScalarType::Float, {-1, -1});
+  const int64_t count = row_factor.size(0), n = row_factor.size(1), padded = tiles_of(n) * kTileRows;
+  expect("scales", scales, kCpu, ScalarType::Float8_e4m3fn, {count, padded, -1});
+  const int64_t groups = scales.size(2), columns = groups * group_size;
+  expect("packed", packed, kCpu, ScalarType::Byte, {count, padded, columns / 2});
+  expect_dtype("x", x.scalar_type(), kFloats);
+  expect("x", x, kCpu, x.scalar_type(), {-1, columns});
+  expect("slots", slots, kCpu, ScalarType::Int, {-1});
+  expect("experts", experts, kCpu, ScalarType::Int, {-1});
+  expect("padded_slots", padded_slots, kCpu, ScalarType::Int, {1});
+  expect_at_least("top_k", top_k, 1);
+  const int64_t blocks = experts.size(0), block = blocks ? slots.size(0) / blocks : 0, m = x.size(0);
+  STD_TORCH_CHECK(slots.size(0) == blocks * block, "slots: expected as many for each of the ", blocks, " blocks, got ",
+                  slots.size(0));
+  const int64_t used = *static_cast<const int32_t*>(padded_slots.const_data_ptr());
+  STD_TORCH_CHECK(used >= 0 && used <= slots.size(0), "padded_slots: expected 0 to ", slots.size(0), ", got ", used);
+
+  const auto* slot_of = static_cast<const int32_t*>(slots.const_data_ptr());
+  const auto* expert_of = static_cast<const int32_t*>(experts.const_data_ptr());
+  std::vector<Run> runs;
+  std::vector<int64_t> gathered;  // slots, padding left out
+  for (int64_t i = 0; i < used; ++i) {
+    const int64_t expert = expert_of[i / block], slot = slot_of[i];
+    STD_TORCH_CHECK(expert >= 0 && expert < count, "experts: expected 0 to ", count - 1, ", got ", expert);
+    STD_TORCH_CHECK(slot >= 0, "slots: expected at least 0, got ", slot);
+    if (slot >= m * top_k) continue;
+    if (runs.empty() || runs.back().expert != expert) runs.push_back({expert, static_cast<int64_t>(gathered.size()), 0});
+    ++runs.back().rows;
+    gathered.push_back(slot);
+  }
+
+  const Tensor from = in_float(x);
+  const int64_t rows = gathered.size(), tiles = tiles_of(n);
+  Tensor in = torch::stable::new_empty(from, {rows, columns}), out = torch::stable::new_empty(from, {rows, n});
+  for (int64_t i = 0; i < rows; ++i) {
+    std::copy_n(floats(from) + gathered[i] / top_k * columns, columns, floats_of(in) + i * columns);
+  }
+  const int64_t per_run = runs.empty() ? 1 : rows / static_cast<int64_t>(runs.size());
+  parallel_for(runs.size() * tiles, grain(kTileRows * columns * per_run), [&](int64_t begin, int64_t end) {
+    for (int64_t at = begin; at < end;) {
+      const Run& run = runs[at / tiles];
+      const int64_t tile = at % tiles, stop = std::min(tiles, tile + end - at);
+      const Nvfp4Matrix w = {static_cast<const uint8_t*>(packed.const_data_ptr()) + run.expert * padded * columns / 2,
+                             static_cast<const uint8_t*>(scales.const_data_ptr()) + run.expert * padded * groups,
+                             floats(row_factor) + run.expert * n, n, columns, static_cast<int>(group_size)};
+      chosen()->linear(w, floats(in) + run.first * columns, run.rows, nullptr, floats_of(out) + run.first * n, tile, stop);
+      at += stop - tile;
+    }
+  });
+  Tensor y = torch::stable::new_empty(from, {m * top_k, n});
+  for (int64_t i = 0; i < rows; ++i) std::copy_n(floats(out) + i * n, n, floats_of(y) + gathered[i] * n);
+  return x.scalar_type() == ScalarType::Float ? y : torch::stable::to(y, x.scalar_type());
+}
+
 Tensor dequantize(Tensor packed, Tensor scales, Tensor row_factor, int64_t group_size, ScalarType dtype) {
   const Nvfp4Matrix w = matrix(packed, scales, row_factor, group_size);
   expect_dtype("dtype", dtype, kFloats);
@@ -215,7 +277,6 @@ STABLE_TORCH_LIBRARY(voltserve, m) {
       "Tensor");
   m.def(
       "nvfp4_dequantize(Tensor packed, Tensor scales, Tensor row_factor, int group_size, ScalarType dtype) -> Tensor");
-  // On GPUs only (cuda/ops.cpp).
   m.def(
       "nvfp4_moe_linear(Tensor x, Tensor packed, Tensor scales, Tensor row_factor, int group_size, Tensor slots, Tensor "
       "experts, Tensor padded_slots, int top_k) -> Tensor");
@@ -232,6 +293,7 @@ STABLE_TORCH_LIBRARY(voltserve, m) {
 STABLE_TORCH_LIBRARY_IMPL(voltserve, CPU, m) {
   m.impl("nvfp4_pack", TORCH_BOX(&on_cpu::pack));
   m.impl("nvfp4_linear", TORCH_BOX(&on_cpu::linear));
+  m.impl("nvfp4_moe_linear", TORCH_BOX(&on_cpu::moe_linear));
   m.impl("nvfp4_dequantize", TORCH_BOX(&on_cpu::dequantize));
   m.impl("linear16", TORCH_BOX(&on_cpu::linear16));
   m.impl("rms_norm", TORCH_BOX(&on_cpu::rms_norm));

@@ -1,0 +1,49 @@
+"""Which token goes through which expert, as `torch.ops.voltserve.nvfp4_moe_linear` takes it (kernels/include/nvfp4.h).
+
+Slot s of a step with M tokens and k experts a token is token s // k on its way through one expert.
+"""
+
+from typing import NamedTuple
+
+import torch
+from vllm.model_executor.layers.fused_moe.moe_align_block_size import moe_align_block_size
+
+BLOCKS = (8, 16, 32, 64)  # slots a block, as the kernels have them
+
+
+class Slots(NamedTuple):
+    """The (token, expert) pairs of a step, block by block; the operands of `nvfp4_moe_linear` of these names."""
+
+    slots: torch.Tensor
+    experts: torch.Tensor
+    padded_slots: torch.Tensor
+
+
+def block_size(slots: int, experts: int) -> int:
+    """How many slots a block has: as many as an expert gets on average, since padding to a block is work for nothing;
+    the same choice as kernels/cuda/plan.cpp's.
+    """
+    return next((block for block in BLOCKS if slots <= block * experts), BLOCKS[-1])
+
+
+def align(topk_ids: torch.Tensor, experts: int, block: int) -> Slots:
+    """Sorts the slots 0 … M k - 1 of topk_ids [M, k] by expert, those of each padded to whole blocks with M k."""
+    if topk_ids.is_cuda and hasattr(torch.ops._moe_C, "moe_align_block_size"):
+        return Slots(*moe_align_block_size(topk_ids, block, experts, pad_sorted_ids=True))
+    return align_in_torch(topk_ids, experts, block)
+
+
+def align_in_torch(topk_ids: torch.Tensor, experts: int, block: int) -> Slots:
+    """`align` where vLLM's compiled op is missing. Shapes depend on no value, so that a CUDA graph can hold it."""
+    ids = topk_ids.flatten().long()
+    blocks = min(ids.numel(), ids.numel() // block + experts)  # the most that there can be
+    counts = torch.zeros(experts, dtype=torch.long, device=ids.device).scatter_add_(0, ids, torch.ones_like(ids))
+    ends = ((counts + block - 1) // block).cumsum(0)  # in blocks
+    order = ids.argsort(stable=True)
+    of_order = ids[order]
+    # Where the first slot of each expert goes, less where it stands in `order`.
+    shift = (ends - (counts + block - 1) // block) * block - (counts.cumsum(0) - counts)
+    slots = torch.full((blocks * block,), ids.numel(), dtype=torch.int32, device=ids.device)
+    slots[torch.arange(ids.numel(), device=ids.device) + shift[of_order]] = order.int()
+    of_block = torch.searchsorted(ends, torch.arange(blocks, device=ids.device), right=True).clamp(max=experts - 1)
+    return Slots(slots, of_block.int(), ends[-1:].int() * block)
