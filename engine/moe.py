@@ -29,6 +29,7 @@ _E4M3_NAN = 0x7F
 _REMEDY = "Check the model's files with `voltserve verify` and fetch what is damaged again"
 
 Projection = Literal["w1", "w2", "w3"]  # gate, down, up
+MATRICES: dict[str, tuple[Projection, ...]] = {"w13": ("w1", "w3"), "w2": ("w2",)}
 
 
 class QuasarNvfp4MoEMethod(FusedMoEMethodBase):  # type: ignore[misc]  # vLLM's classes are untyped
@@ -47,7 +48,7 @@ class QuasarNvfp4MoEMethod(FusedMoEMethodBase):  # type: ignore[misc]  # vLLM's 
     @property
     def is_monolithic(self) -> bool:
         """Whether `apply_monolithic` routes the tokens: on a CPU, where vLLM's own router has no kernels."""
-        return current_platform.device_type == "cpu"
+        return bool(current_platform.device_type == "cpu")
 
     def get_fused_moe_quant_config(self, layer: Module) -> FusedMoEQuantConfig | None:
         """None: it describes weights to vLLM's kernels, which do not compute these."""
@@ -77,7 +78,7 @@ class QuasarNvfp4MoEMethod(FusedMoEMethodBase):  # type: ignore[misc]  # vLLM's 
             "w3": (own, hidden),
             "w2": (hidden, own),
         }
-        for columns, split in ((hidden, 1), (own, layer.tp_size)):
+        for columns, split in ((hidden, 1), (own, self.moe.tp_size)):
             if columns % self.group_size:
                 raise QuantError(self._misfit(columns, columns * split), "Choose another --tensor-parallel-size")
         for name, rows, columns in (("w13", 2 * own, hidden), ("w2", hidden, own)):
@@ -88,7 +89,7 @@ class QuasarNvfp4MoEMethod(FusedMoEMethodBase):  # type: ignore[misc]  # vLLM's 
                 (self._layout.global_scale, torch.full((num_experts, rows), torch.nan, dtype=torch.float32)),
             ):
                 parameter = Parameter(data, requires_grad=False)
-                parameter.weight_loader = self._loader(layer, suffix)  # type: ignore[attr-defined]
+                parameter.weight_loader = self._loader(suffix)  # type: ignore[attr-defined]
                 layer.register_parameter(f"{name}_{suffix}", parameter)
             for suffix, load in ((self._layout.input_scale, _drop), (PRE_QUANT_SCALE, self._refuse_pre_quant_scale)):
                 parameter = Parameter(torch.empty(0), requires_grad=False)
@@ -102,7 +103,7 @@ class QuasarNvfp4MoEMethod(FusedMoEMethodBase):  # type: ignore[misc]  # vLLM's 
             QuantError: a tensor is missing, a scale is NaN, or a global scale is not a positive number.
         """
         progress.decision("NVFP4 experts", self.route.name, self.route.reason)
-        for name, projections in (("w13", ("w1", "w3")), ("w2", ("w2",))):
+        for name, projections in MATRICES.items():
             codes, scales, globals_ = (
                 getattr(layer, f"{name}_{suffix}").data
                 for suffix in (self._layout.codes, self._layout.scales, self._layout.global_scale)
@@ -132,7 +133,7 @@ class QuasarNvfp4MoEMethod(FusedMoEMethodBase):  # type: ignore[misc]  # vLLM's 
 
     def apply(
         self,
-        layer: Module,
+        layer: Any,
         x: torch.Tensor,
         topk_weights: torch.Tensor,
         topk_ids: torch.Tensor,
@@ -143,13 +144,13 @@ class QuasarNvfp4MoEMethod(FusedMoEMethodBase):  # type: ignore[misc]  # vLLM's 
             dense: torch.Tensor = self._dense.apply(layer, x, topk_weights, topk_ids, shared_experts_input)
             return dense
         tokens, top_k = topk_ids.shape
-        experts = layer.w13_row_factor.shape[0]
+        experts: int = layer.w13_row_factor.shape[0]
         order = align(topk_ids, experts, block_size(tokens * top_k, experts))
         gate_up = self._product(layer, "w13", x.contiguous(), order, top_k)
         down = self._product(layer, "w2", self._activate(gate_up), order, 1)
-        return torch.bmm(topk_weights.to(down.dtype).unsqueeze(1), down.view(tokens, top_k, -1)).squeeze(1)
+        return torch.bmm(topk_weights.to(down.dtype).unsqueeze(1), down.view(tokens, top_k, down.shape[1])).squeeze(1)
 
-    def apply_monolithic(self, layer: Module, x: torch.Tensor, router_logits: torch.Tensor) -> torch.Tensor:
+    def apply_monolithic(self, layer: Any, x: torch.Tensor, router_logits: torch.Tensor) -> torch.Tensor:
         """x [M, H] and router_logits [M, E] to [M, H], on a CPU."""
         if self._dense is not None:
             dense: torch.Tensor = self._dense.apply_monolithic(layer, x, router_logits)
@@ -180,7 +181,7 @@ class QuasarNvfp4MoEMethod(FusedMoEMethodBase):  # type: ignore[misc]  # vLLM's 
         y: torch.Tensor = torch.ops.voltserve.nvfp4_moe_linear(x, *parts, self.group_size, *order, top_k)
         return y
 
-    def _loader(self, layer: Module, suffix: str) -> Callable[..., bool]:
+    def _loader(self, suffix: str) -> Callable[..., bool]:
         """Loads one tensor of one expert's projection: this rank's rows of gate and up, its columns of down.
 
         vLLM's own loader copies what fits of a tensor of another shape.
@@ -204,14 +205,14 @@ class QuasarNvfp4MoEMethod(FusedMoEMethodBase):  # type: ignore[misc]  # vLLM's 
                 dim = 1 if shard_id == "w2" else 0
                 own = target.shape[dim]
                 shape = [rows, columns // packing[suffix]]
-                shape[dim] *= layer.tp_size
+                shape[dim] *= self.moe.tp_size
             else:
                 shape = [1]
             if loaded.dtype != dtype or (list(loaded.shape) != shape and [loaded.numel()] != shape):
                 where = f"{self._name(expert_id, shard_id)}.{suffix}"
                 raise QuantError(f"{where}: expected {dtype} {shape}, got {loaded.dtype} {list(loaded.shape)}", _REMEDY)
             if suffix in packing:
-                loaded = loaded.narrow(dim, layer.tp_rank * own, own)
+                loaded = loaded.narrow(dim, self.moe.tp_rank * own, own)
             target.copy_(loaded)
             self._loaded.add((suffix, shard_id, expert_id))
             return True

@@ -4,7 +4,7 @@ All NVFP4 checkpoints lead here: those of the formats in quant/formats/detect.py
 (or none), and a directory described by `quantize_config.json` alone. Others stay with vLLM's own handling.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from vllm.model_executor.models.utils import WeightsMapper
 from engine import progress
 from engine.cpu_layers import StoredDtypeEmbedding
 from engine.linear import QuasarNvfp4LinearMethod
+from engine.moe import QuasarNvfp4MoEMethod
 from quant.errors import QuantError
 from quant.formats import auto_round, compressed_tensors, modelopt, quantize_config
 from quant.formats.detect import CONFIG, is_nvfp4, quantization_config, read_scheme
@@ -31,6 +32,8 @@ from quant.verify.layers import sort_modules
 NAME = quantize_config.FORMAT
 # Values of `--quantization` with which an NVFP4 checkpoint comes here.
 NAMES = (NAME, compressed_tensors.QUANT_METHOD, auto_round.QUANT_METHOD, *modelopt.QUANT_METHODS)
+# Gate, down and up of an expert, as checkpoints name them.
+EXPERT_LEAVES = (("gate_proj", "down_proj", "up_proj"), ("w1", "w2", "w3"))
 
 
 class QuasarNvfp4Config(QuantizationConfig):  # type: ignore[misc]  # vLLM's classes are untyped
@@ -92,20 +95,19 @@ class QuasarNvfp4Config(QuantizationConfig):  # type: ignore[misc]  # vLLM's cla
         """The method of a layer; None leaves it (embeddings on a GPU, attention) to vLLM's default.
 
         Raises:
-            ValueError: of a fused layer's members (q/k/v, gate/up) some are ignored and some are not.
-            NotImplementedError: quantized experts.
+            ValueError: of a fused layer's members (q/k/v, gate/up, experts) some are ignored and some are not.
         """
         if isinstance(layer, VocabParallelEmbedding) and StoredDtypeEmbedding.suits(layer):
             return StoredDtypeEmbedding()
         if not isinstance(layer, (LinearBase, FusedMoE)):
             return None
         config = self._read_config()
-        ignored = should_ignore_layer(prefix, config.ignore or (), self.packed_modules_mapping)
-        if isinstance(layer, LinearBase):
-            return UnquantizedLinearMethod() if ignored else QuasarNvfp4LinearMethod(prefix, config)
-        if ignored:
-            return None
-        raise NotImplementedError(f"{prefix}: expected linear layers, got NVFP4 experts. Serve a dense NVFP4 model")
+        ignore = config.ignore or ()
+        if isinstance(layer, FusedMoE):
+            ignored = ignores_experts(ignore, prefix, layer.global_num_experts)
+            return None if ignored else QuasarNvfp4MoEMethod(prefix, config, layer.moe_config)
+        ignored = should_ignore_layer(prefix, ignore, self.packed_modules_mapping)
+        return UnquantizedLinearMethod() if ignored else QuasarNvfp4LinearMethod(prefix, config)
 
     def _read_config(self) -> Scheme:
         if self.config is None:
@@ -129,6 +131,28 @@ class QuasarNvfp4Config(QuantizationConfig):  # type: ignore[misc]  # vLLM's cla
     def get_config_filenames() -> list[str]:
         """None: `maybe_update_config` reads our file itself, with errors that name it."""
         return []
+
+
+def ignores_experts(ignore: Collection[str], prefix: str, experts: int) -> bool:
+    """Whether `ignore` leaves the `experts` experts of layer `prefix` in 16 bits: by the layer's name, or theirs all.
+
+    Raises ValueError where it leaves some of them, which engines fuse into one layer.
+    """
+    if should_ignore_layer(prefix, ignore):
+        return True
+    about_us = [entry for entry in ignore if entry.startswith(("re:", f"{prefix}."))]
+    # A layer does not know how its checkpoint names the projections; names of the other kind are in no list.
+    for leaves in EXPERT_LEAVES:
+        names = [f"{prefix}.{expert}.{leaf}" for expert in range(experts) for leaf in leaves]
+        kept = [name for name in names if should_ignore_layer(name, about_us)]
+        if len(kept) == len(names):
+            return True
+        if kept:
+            raise ValueError(
+                f"{prefix}: expected all experts in NVFP4 or all in 16 bits, got {len(kept)} of {len(names)} "
+                f"projections ignored, {kept[0]} among them"
+            )
+    return False
 
 
 def modelopt_config(directory: Path) -> dict[str, Any] | None:

@@ -61,7 +61,11 @@ def test_16_bit_activations_are_summed_in_float32(dtype: torch.dtype) -> None:
     y = OPS.nvfp4_moe_linear(x, packed, scales, factors, group_size, *align_in_torch(ids, 3, 8), 1)
     assert y.dtype == dtype
     for token, expert in enumerate(ids.flatten().tolist()):
-        w = matrices[expert].dequantize().double() / matrices[expert].row_factor[:, None].double() * factors[0, 0].double()
+        w = (
+            matrices[expert].dequantize().double()
+            / matrices[expert].row_factor[:, None].double()
+            * factors[0, 0].double()
+        )
         exact = (x[token].double() @ w.T).to(dtype)
         assert torch.allclose(y[token].double(), exact.double(), rtol=2 * torch.finfo(dtype).eps, atol=1e-6)
 
@@ -71,7 +75,11 @@ def test_16_bit_activations_are_summed_in_float32(dtype: torch.dtype) -> None:
     [
         ("x", torch.ones(2, 48), r"x: expected contiguous Float \[any, 32\] on the CPU, got Float \[2, 48\]"),
         ("packed", torch.zeros(3, 16, 16, dtype=torch.uint8), r"packed: expected contiguous Byte \[3, 32, 16\]"),
-        ("scales", torch.zeros(2, 32, 2).to(torch.float8_e4m3fn), r"scales: expected contiguous Float8_e4m3fn \[3, 32, any"),
+        (
+            "scales",
+            torch.zeros(2, 32, 2).to(torch.float8_e4m3fn),
+            r"scales: expected contiguous Float8_e4m3fn \[3, 32, any",
+        ),
         ("row_factor", torch.ones(24), r"row_factor: expected contiguous Float \[any, any\]"),
         ("slots", torch.zeros(16, dtype=torch.int64), r"slots: expected contiguous Int \[any\]"),
         ("slots", torch.full((16,), -1, dtype=torch.int32), "slots: expected at least 0, got -1"),
