@@ -19,6 +19,11 @@
 #include "include/arguments.h"
 #include "include/nvfp4.h"
 
+const voltserve::cpu::Kernels*& voltserve::cpu::chosen() {
+  static const Kernels* kernels = *std::find_if(std::begin(kAll), std::end(kAll), [](auto* one) { return one->supported(); });
+  return kernels;
+}
+
 namespace {
 
 using namespace voltserve;
@@ -75,12 +80,6 @@ Nvfp4Matrix matrix(const Tensor& packed, const Tensor& scales, const Tensor& row
   expect("packed", packed, kCpu, ScalarType::Byte, {padded, columns / 2});
   return {static_cast<const uint8_t*>(packed.const_data_ptr()), static_cast<const uint8_t*>(scales.const_data_ptr()),
           floats(row_factor), rows, columns, static_cast<int>(group_size)};
-}
-
-// The kernels that the ops below use: the fastest that this machine runs, unless a test chose others.
-const Kernels*& chosen() {
-  static const Kernels* kernels = *std::find_if(std::begin(kAll), std::end(kAll), [](auto* one) { return one->supported(); });
-  return kernels;
 }
 
 Tensor linear(Tensor x, Tensor packed, Tensor scales, Tensor row_factor, int64_t group_size,
@@ -261,7 +260,7 @@ void set_cpu_threads(int64_t threads) {
 void use_cpu_instruction_set(std::string name) {
   for (const auto* kernels : voltserve::cpu::kAll) {
     if (name == kernels->isa && kernels->supported()) {
-      on_cpu::chosen() = kernels;
+      voltserve::cpu::chosen() = kernels;
       return;
     }
   }

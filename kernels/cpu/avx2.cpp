@@ -69,12 +69,14 @@ struct Vector {
 #include "nvfp4_linear.inl"
 //
 #include "layers.inl"
+//
+#include "gdn.inl"
 
 namespace voltserve::cpu {
 
 const Kernels kAvx2 = {
     "avx2",
     [] { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"); },
-    linear, dequantize, linear16, rms_norm, silu_and_mul};
+    linear, dequantize, linear16, rms_norm, silu_and_mul, causal_conv1d, gated_delta_rule};
 
 }  // namespace voltserve::cpu

@@ -66,11 +66,13 @@ struct Vector {
 #include "nvfp4_linear.inl"
 //
 #include "layers.inl"
+//
+#include "gdn.inl"
 
 namespace voltserve::cpu {
 
 const Kernels kAvx512 = {"avx512",
                          [] { return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw"); },
-                         linear, dequantize, linear16, rms_norm, silu_and_mul};
+                         linear, dequantize, linear16, rms_norm, silu_and_mul, causal_conv1d, gated_delta_rule};
 
 }  // namespace voltserve::cpu

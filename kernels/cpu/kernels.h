@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "../include/gdn.h"
 #include "../include/nvfp4.h"
 
 namespace voltserve::cpu {
@@ -15,6 +16,10 @@ struct Linear16 {
   int64_t columns;
 };
 constexpr int kLinear16Columns = 16;
+
+// Gated DeltaNet: channels and key dimensions are multiples of kGdnWidth, the latter at most kMaxGdnDim.
+constexpr int kGdnWidth = 16;
+constexpr int kMaxGdnDim = 256;
 
 struct Kernels {
   const char* isa;
@@ -33,6 +38,10 @@ struct Kernels {
   // See layers.inl.
   void (*rms_norm)(const float* x, float* residual, const float* weight, float eps, float* y, int64_t m, int64_t n);
   void (*silu_and_mul)(const float* x, float* y, int64_t m, int64_t n);
+
+  // See gdn.inl.
+  void (*causal_conv1d)(const Conv1d<float>& conv, const Requests& requests, int64_t channel_begin, int64_t channel_end);
+  void (*gated_delta_rule)(const DeltaRule<float>& rule, const Requests& requests, int64_t pair_begin, int64_t pair_end);
 };
 
 extern const Kernels kAvx512;
@@ -45,6 +54,9 @@ inline constexpr const Kernels* kAll[] = {&kAvx512, &kAvx2, &kPortable};
 #else
 inline constexpr const Kernels* kAll[] = {&kPortable};
 #endif
+
+// Those that the ops use: the fastest that this machine runs, unless a test chose others.
+const Kernels*& chosen();
 
 // Tiles tile_begin..tile_end of the canonical codes [N, K/2] and scales [N, K/g], into the layout of layout.h.
 void pack(const uint8_t* codes, const uint8_t* block_scales, int64_t rows, int64_t columns, int group_size,

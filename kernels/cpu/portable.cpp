@@ -95,10 +95,12 @@ struct Vector {
 #include "nvfp4_linear.inl"
 //
 #include "layers.inl"
+//
+#include "gdn.inl"
 
 namespace voltserve::cpu {
 
 const Kernels kPortable = {"portable", [] { return true; }, linear, dequantize,
-                           linear16,   rms_norm,               silu_and_mul};
+                           linear16, rms_norm, silu_and_mul, causal_conv1d, gated_delta_rule};
 
 }  // namespace voltserve::cpu

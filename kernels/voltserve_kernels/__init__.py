@@ -1,4 +1,4 @@
-"""Importing this registers torch.ops.voltserve.*, with implementations for tracing. The contract: include/nvfp4.h.
+"""Importing this registers torch.ops.voltserve.*, with implementations for tracing. The contracts: include/*.h.
 
 On the CPU they use as many threads as torch does at import; torch.ops.voltserve.set_cpu_threads(n) changes that.
 """
@@ -43,6 +43,23 @@ def _dequantize(
     packed: torch.Tensor, scales: torch.Tensor, row_factor: torch.Tensor, group_size: int, dtype: torch.dtype
 ) -> torch.Tensor:
     return row_factor.new_empty((row_factor.shape[0], scales.shape[1] * group_size), dtype=dtype)
+
+
+@torch.library.register_fake("voltserve::causal_conv1d")
+def _causal_conv1d(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    state: torch.Tensor,
+    slots: torch.Tensor,
+    starts: torch.Tensor | None = None,
+    continued: torch.Tensor | None = None,
+) -> torch.Tensor:
+    return x.new_empty(x.shape)
+
+
+@torch.library.register_fake("voltserve::gated_delta_rule")
+def _gated_delta_rule(*_arguments: object) -> None:
+    return None
 
 
 def devices() -> list[str]:

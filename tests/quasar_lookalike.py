@@ -1,0 +1,208 @@
+"""Small look-alikes of QUASAR-QAT/Qwen3.8-27B-QUASAR-NVFP4, a Qwen3_5ForConditionalGeneration.
+
+Config keys, tensor names, dtypes and the ignore list are the public checkpoint's (its config.json and index). Scaled
+down are hidden and head sizes, layers and vocabulary; the numbers of heads are true, and so the widths that fit no
+tile: the inputs of a Gated-DeltaNet layer are 2144 wide together, which is 96 beyond a multiple of 128 as the
+original's 16480 are (1072 and 536 a rank at TP=2 and TP=4), of which in_proj_b and in_proj_a have 48 each. Fused
+members carry different globals. A vision tower is there; an MTP layer is declared and, as in the original, its tensors
+are missing.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast, Qwen3_5Config, Qwen3_5ForConditionalGeneration
+
+from quant.blockwise import quantize_matrix
+from quant.formats.compressed_tensors import LAYOUT
+from quant.formats.linear import read_linear
+from quant.selection import matching_pattern
+
+VOCABULARY = 512
+IGNORE = (
+    *("lm_head", "re:.*visual.*", "re:.*mtp.*", "re:.*embed_vision.*", "re:.*embed_audio.*", "re:.*vision_embedder.*"),
+)
+QUANTIZATION = {
+    "quant_method": "compressed-tensors",
+    "format": "nvfp4-pack-quantized",
+    "quantization_status": "compressed",
+    "producer": {"name": "qatfactory", "version": "0.1.0"},
+    "config_groups": {
+        "group_0": {
+            "format": "nvfp4-pack-quantized",
+            "targets": ["Linear"],
+            "weights": {
+                "num_bits": 4,
+                "type": "float",
+                "strategy": "tensor_group",
+                "group_size": 16,
+                "symmetric": True,
+                "dynamic": False,
+                "observer": "memoryless_minmax",
+                "scale_dtype": "torch.float8_e4m3fn",
+            },
+            "input_activations": {
+                "num_bits": 4,
+                "type": "float",
+                "strategy": "tensor_group",
+                "group_size": 16,
+                "symmetric": True,
+                "dynamic": "local",
+                "observer": "static_minmax",
+                "scale_dtype": "torch.float8_e4m3fn",
+            },
+        }
+    },
+    "ignore": list(IGNORE),
+    "kv_cache_scheme": None,
+}
+
+
+def config(*, head_dim: int = 16, layers: int = 8) -> dict[str, Any]:
+    """config.json. `head_dim`: of keys and values of Gated-DeltaNet layers, 128 in the original."""
+    text = {
+        "model_type": "qwen3_5_text",
+        "dtype": "bfloat16",
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "attn_output_gate": True,
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+        "full_attention_interval": 4,
+        "head_dim": 64,
+        "hidden_act": "silu",
+        "hidden_size": 160,
+        "initializer_range": 0.02,
+        "intermediate_size": 576,
+        "layer_types": ["linear_attention" if (n + 1) % 4 else "full_attention" for n in range(layers)],
+        "linear_conv_kernel_dim": 4,
+        "linear_key_head_dim": head_dim,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 48,
+        "linear_value_head_dim": head_dim,
+        "mamba_ssm_dtype": "float32",
+        "max_position_embeddings": 4096,
+        "mtp_num_hidden_layers": 1,
+        "mtp_use_dedicated_embeddings": False,
+        "num_attention_heads": 24,
+        "num_hidden_layers": layers,
+        "num_key_value_heads": 4,
+        "output_gate_type": "swish",
+        "pad_token_id": None,
+        "partial_rotary_factor": 0.25,
+        "rms_norm_eps": 1e-6,
+        "rope_parameters": {
+            "mrope_interleaved": True,
+            "mrope_section": [3, 3, 2],
+            "partial_rotary_factor": 0.25,
+            "rope_theta": 10_000_000,
+            "rope_type": "default",
+        },
+        "tie_word_embeddings": False,
+        "use_cache": True,
+        "vocab_size": VOCABULARY,
+    }
+    vision = {
+        "model_type": "qwen3_5",
+        "deepstack_visual_indexes": [],
+        "depth": 2,
+        "hidden_act": "gelu_pytorch_tanh",
+        "hidden_size": 64,
+        "in_channels": 3,
+        "initializer_range": 0.02,
+        "intermediate_size": 96,
+        "num_heads": 4,
+        "num_position_embeddings": 16,
+        "out_hidden_size": 160,
+        "patch_size": 16,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 2,
+    }
+    return {
+        "architectures": ["Qwen3_5ForConditionalGeneration"],
+        "model_type": "qwen3_5",
+        "language_model_only": False,
+        "image_token_id": VOCABULARY - 4,
+        "video_token_id": VOCABULARY - 3,
+        "vision_start_token_id": VOCABULARY - 6,
+        "vision_end_token_id": VOCABULARY - 5,
+        "tie_word_embeddings": False,
+        "text_config": text,
+        "vision_config": vision,
+        "quantization_config": QUANTIZATION,
+    }
+
+
+def write(directory: Path, *, head_dim: int = 16, layers: int = 8, seed: int = 0) -> Qwen3_5ForConditionalGeneration:
+    """Writes the model directory, 5 MB; returns its dequantized twin, transformers' model in float32."""
+    directory.mkdir(parents=True, exist_ok=True)
+    settings = config(head_dim=head_dim, layers=layers)
+    torch.manual_seed(seed)
+    known = {name: value for name, value in settings.items() if name not in ("quantization_config", "architectures")}
+    twin = Qwen3_5ForConditionalGeneration(Qwen3_5Config(**json.loads(json.dumps(known)))).float().eval()
+    stored: dict[str, torch.Tensor] = {}
+    for number, (name, parameter) in enumerate(twin.named_parameters()):
+        parameter.requires_grad_(requires_grad=False)
+        _draw(name, parameter, number)
+        module = name.removesuffix(".weight")
+        linear = name.endswith("_proj.weight") or ".in_proj_" in name
+        if linear and not matching_pattern(module, IGNORE):
+            amax = float(parameter.abs().max()) * (1 + 0.1 * (number % 7))  # fused members' globals differ
+            made = quantize_matrix(parameter.data, amax=amax, name=name)
+            divisor = 1 / made.row_factor[:1]
+            tensors = {LAYOUT.codes: made.codes, LAYOUT.scales: made.block_scales, LAYOUT.global_scale: divisor}
+            parameter.data = read_linear(LAYOUT, tensors, module, 16).dequantize(torch.float32)
+            tensors[LAYOUT.input_scale] = torch.tensor([200.0 + number])
+            stored |= {f"{module}.{suffix}": tensor for suffix, tensor in tensors.items()}
+        else:
+            kept = torch.float32 if name.endswith((".A_log", "linear_attn.norm.weight")) else torch.bfloat16
+            parameter.data = parameter.to(kept).float()
+            stored[name] = parameter.to(kept)
+    (directory / "config.json").write_text(json.dumps(settings, indent=1))
+    _save(directory, stored)
+    _write_tokenizer(directory)
+    return twin
+
+
+def _draw(name: str, parameter: torch.Tensor, number: int) -> None:
+    """Weights under which states decay at different rates, and logits lie apart, so that greedy choices are clear."""
+    generator = torch.Generator().manual_seed(number)
+    if name.endswith("A_log"):
+        parameter.data = torch.empty_like(parameter).uniform_(0.5, 8, generator=generator).log()
+    elif name.endswith("dt_bias"):
+        parameter.data = torch.empty_like(parameter).uniform_(-5, 0, generator=generator)
+    elif parameter.dim() == 1:
+        parameter.data += 0.1 * torch.randn(parameter.shape, generator=generator)
+    elif name.endswith("conv1d.weight"):
+        parameter.data = 0.5 * torch.randn(parameter.shape, generator=generator)
+    else:
+        spread = 0.3 if "lm_head" in name else 1.0 if "embed_tokens" in name else parameter.shape[-1] ** -0.5
+        parameter.data = spread * torch.randn(parameter.shape, generator=generator)
+
+
+def _save(directory: Path, stored: dict[str, torch.Tensor]) -> None:
+    names = sorted(stored)
+    shards = {
+        f"model-{number + 1:05d}-of-00002.safetensors": names[number * len(names) // 2 : (number + 1) * len(names) // 2]
+        for number in range(2)
+    }
+    for shard, members in shards.items():
+        save_file({name: stored[name].contiguous() for name in members}, directory / shard, metadata={"format": "pt"})
+    index = {
+        "metadata": {"total_size": sum(tensor.nbytes for tensor in stored.values())},
+        "weight_map": {name: shard for shard, members in shards.items() for name in members},
+    }
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def _write_tokenizer(directory: Path) -> None:
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {"<s>": 0, "</s>": 1} | {letter: index for index, letter in enumerate(letters, start=2)}
+    tokenizer = Tokenizer(models.BPE(vocabulary, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>").save_pretrained(directory)
