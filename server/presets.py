@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from server.decisions import Decision
 from server.devices import Device, Devices
-from server.errors import ConfigError, unknown_name
+from server.errors import ConfigError, PreflightError, unknown_name
 from server.flags import FlagValue, check_value, engine_flags
 
 PRESETS_FOLDER = Path(__file__).parents[1] / "configs" / "presets"
@@ -150,9 +150,16 @@ def select_preset(presets: Mapping[str, Preset], devices: Devices, *, cpu_engine
 
     Raises:
         ConfigError: no preset covers the GPUs found; lists the presets and says how to pick one.
+        PreflightError: there is no GPU, and the installed engine runs on nothing else.
     """
     found = devices.gpus
-    if cpu_engine or not found:
+    if not cpu_engine and not found:
+        raise PreflightError(
+            f"no GPU: {devices.reason}, and the installed engine is vLLM's CUDA build. In a container: start it with "
+            "--gpus all on a machine with the NVIDIA Container Toolkit (is nvidia-smi fine on the machine itself?), or "
+            "use the -cpu image. To only look, as explain and plan do, name a preset with --preset"
+        )
+    if cpu_engine:
         preset = next(preset for preset in presets.values() if preset.match is None)
         reason = devices.reason if not found else f"the installed engine is the CPU build; it leaves {devices} unused"
         return preset, Decision("preset", preset.name, reason)

@@ -1,6 +1,7 @@
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -14,13 +15,13 @@ NONE = Devices((), "no driver")
 PAIR = Devices((V100, V100))
 
 
-def config(line: str, environ: Mapping[str, str] | None = None, devices: Devices = NONE) -> Config:
-    return load_config(shlex.split(line), environ or {}, lambda: devices)
-
-
-@pytest.fixture(autouse=True)
-def gpu_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("server.config._engine_is_cpu_build", lambda: False)
+def config(
+    line: str, environ: Mapping[str, str] | None = None, devices: Devices = NONE, *, cpu_engine: bool | None = None
+) -> Config:
+    """On these devices, with the engine made for them unless one is named."""
+    cpu_build = not devices.gpus if cpu_engine is None else cpu_engine
+    with patch("server.config._engine_is_cpu_build", lambda: cpu_build):
+        return load_config(shlex.split(line), environ or {}, lambda: devices)
 
 
 def test_the_command_line_beats_the_environment_and_that_the_preset() -> None:
@@ -127,9 +128,8 @@ def test_an_absent_openmp_library_is_a_decision(monkeypatch: pytest.MonkeyPatch,
     assert config("--model m").env["LD_PRELOAD"] == str(tmp_path / "lib" / "libiomp5.so")
 
 
-def test_the_cpu_build_leaves_gpus_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("server.config._engine_is_cpu_build", lambda: True)
-    merged = config("--model m", devices=PAIR)
+def test_the_cpu_build_leaves_gpus_alone() -> None:
+    merged = config("--model m", devices=PAIR, cpu_engine=True)
     assert merged.preset == "cpu-smoke"
     assert "CPU build" in merged.decisions[0].reason
 

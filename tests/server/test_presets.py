@@ -4,7 +4,7 @@ import pytest
 import yaml
 
 from server.devices import Device, Devices
-from server.errors import ConfigError
+from server.errors import ConfigError, PreflightError
 from server.presets import Automatic, load_presets, select_preset, usable_cores
 
 GOOD = {
@@ -81,7 +81,7 @@ def test_a_file_that_is_not_yaml_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("devices", "cpu_engine", "expected"),
     [
-        ([], False, "cpu-smoke"),
+        ([], True, "cpu-smoke"),
         ([gpu(), gpu()], False, "v100x2-16g-pcie"),
         ([gpu(), gpu()], True, "cpu-smoke"),
     ],
@@ -91,6 +91,11 @@ def test_the_preset_follows_from_the_devices(devices: list[Device], cpu_engine: 
     preset, decision = select_preset(load_presets(), found, cpu_engine=cpu_engine)
     assert (preset.name, decision.choice) == (expected, expected)
     assert decision.reason
+
+
+def test_a_cuda_engine_without_a_gpu_is_refused_with_what_to_do() -> None:
+    with pytest.raises(PreflightError, match=r"no driver here.*--gpus all.*-cpu image"):
+        select_preset(load_presets(), Devices((), "no driver here"), cpu_engine=False)
 
 
 @pytest.mark.parametrize(
