@@ -1,10 +1,12 @@
 // The launchers of the CUDA kernels. Each only launches, on the stream given, and returns the launch's error.
 #pragma once
 
+#include <cuda_fp16.h>
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
 
+#include "../include/gdn.h"
 #include "linear.h"
 #include "plan.h"
 
@@ -20,5 +22,10 @@ cudaError_t launch_repack(const uint8_t *codes, const uint8_t *scales, uint4 *pa
 // Rows first_row .. first_row + rows - 1 of W as fp16, `out` [rows, k] (dequantize.cuh). first_row: a multiple of 32.
 cudaError_t launch_dequantize(const uint4 *packed, const uint8_t *packed_scales, const float *row_factor, __half *out,
                               int first_row, int rows, int k, int group, cudaStream_t stream);
+
+// The convolution and the delta rule of a Gated DeltaNet layer (include/gdn.h); `tokens`: rows of x. D other than 32, 64 or 128 is
+// cudaErrorInvalidValue.
+cudaError_t launch_causal_conv1d(const Conv1d<__half> &conv, const Requests &requests, int tokens, cudaStream_t stream);
+cudaError_t launch_gated_delta_rule(const DeltaRule<__half> &rule, const Requests &requests, cudaStream_t stream);
 
 }  // namespace voltserve
