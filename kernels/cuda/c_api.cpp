@@ -43,14 +43,4 @@ int voltserve_dequantize(const uint4 *packed, const uint8_t *packed_scales, cons
   return voltserve::launch_dequantize(packed, packed_scales, row_factor, out, first_row, rows, k, group, stream);
 }
 
-int voltserve_causal_conv1d(const voltserve::Conv1d<__half> *conv, const voltserve::Requests *requests, int tokens,
-                            cudaStream_t stream) {
-  return voltserve::launch_causal_conv1d(*conv, *requests, tokens, stream);
-}
-
-int voltserve_gated_delta_rule(const voltserve::DeltaRule<__half> *rule, const voltserve::Requests *requests,
-                               cudaStream_t stream) {
-  return voltserve::launch_gated_delta_rule(*rule, *requests, stream);
-}
-
 }  // extern "C"
