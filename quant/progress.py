@@ -6,12 +6,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Progress:
-    """`done` of `total` units (`unit` is for example "bytes") of the step `what`, a phrase such as "quantizing"."""
+    """`done` of `total` units (`unit` is for example "bytes") of the step `what`, a phrase such as "quantizing".
+
+    `note`: what else is worth seeing at the moment, such as a rate.
+    """
 
     what: str
     done: int
     total: int
     unit: str
+    note: str = ""
 
 
 OnProgress = Callable[[Progress], None]

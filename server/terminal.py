@@ -155,7 +155,8 @@ class LoggedWork:
         if progress.what == self._what and now - self._logged_at < LOG_INTERVAL:
             return
         self._what, self._logged_at = progress.what, now
-        log.info(progress.what, done=progress.done, total=progress.total, unit=progress.unit)
+        note = {"note": progress.note} if progress.note else {}
+        log.info(progress.what, done=progress.done, total=progress.total, unit=progress.unit, **note)
 
 
 class WorkBar:
@@ -182,6 +183,8 @@ class WorkBar:
         amount = f"{progress.done}/{progress.total} {progress.unit}"
         if progress.unit == "bytes":
             amount = f"{progress.done / 1e6:.0f}/{progress.total / 1e6:.0f} MB"
+        if progress.note:
+            amount += f", {progress.note}"
         if progress.what not in self._tasks:
             self._tasks[progress.what] = self._bar.add_task(progress.what, amount=amount)
         task = self._tasks[progress.what]

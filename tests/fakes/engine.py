@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,13 +51,16 @@ class Start:
     hang: bool = False  # never listen
     refuse: bool = False  # completions answer 500
     pooling: bool = False  # no completions, only embeddings
+    answer: dict[str, Any] = field(default_factory=dict)  # the Answer of requests without one of their own
+    fail_every: int = 0  # each so manieth streamed completion answers 500
 
 
 @dataclass(frozen=True)
 class Answer:
     """How one request is answered."""
 
-    tokens: int = 3
+    tokens: int = 3  # or max_tokens, where the request says ignore_eos
+    first_delay: float = 0.0  # seconds before the first token, beside its `delay`
     delay: float = 0.0  # seconds before each token
     kill_after: int | None = None  # SIGKILL to ourselves after so many tokens
     half_event: bool = False  # the last token before the kill is cut in the middle
@@ -70,7 +73,14 @@ class FakeEngine:
         self.model = model
         self.names = names
         self.start = start
-        self.stats: dict[str, Any] = {"running": 0, "tokens": 0, "aborted": 0, "finished": 0, "headers": {}, "path": ""}
+        self.stats: dict[str, Any] = {
+            "running": 0,
+            "tokens": 0,
+            "aborted": 0,
+            "finished": 0,
+            "streams": 0,
+            "headers": {},
+        }
         self.app = Starlette(
             routes=[
                 Route("/health", self.health),
@@ -115,9 +125,14 @@ class FakeEngine:
         if body["model"] not in self.names:
             error = {"message": f"The model `{body['model']}` does not exist.", "type": "NotFoundError", "code": 404}
             return JSONResponse({"error": error}, 404)
-        answer = Answer(**body.get("fake", {}))
+        answer = Answer(**{**self.start.answer, **body.get("fake", {})})
+        if body.get("ignore_eos"):
+            answer = replace(answer, tokens=body["max_tokens"])
         chat = request.url.path.endswith("chat/completions")
         if body.get("stream"):
+            self.stats["streams"] += 1
+            if self.start.fail_every and self.stats["streams"] % self.start.fail_every == 0:
+                return JSONResponse({"error": {"message": "no room left", "code": 500}}, 500)
             events = self.events(body, answer, chat=chat)
             return StreamingResponse(events, media_type="text/event-stream")
         text = ""
@@ -132,14 +147,18 @@ class FakeEngine:
         finally:
             self.stats["running"] -= 1
         choice = {"index": 0, "finish_reason": "stop", **_content(text, chat=chat, stream=False)}
+        if body.get("return_token_ids"):
+            choice["prompt_token_ids"] = [sum(word.encode()) for word in body["prompt"].split()]
         return JSONResponse(
-            {**_head(body, chat=chat, stream=False), "choices": [choice], "usage": _usage(answer.tokens)}
+            {**_head(body, chat=chat, stream=False), "choices": [choice], "usage": _usage(body, answer.tokens)}
         )
 
     async def token(self, answer: Answer, index: int) -> str:
         while (self.model / "hung").exists():  # noqa: ASYNC110 — a fault that tests switch on and off
             await asyncio.sleep(0.05)
-        await asyncio.sleep(answer.delay)  # also lets what was written before leave the process
+        await asyncio.sleep(
+            answer.delay + (0 if index else answer.first_delay)
+        )  # also lets what was written before leave the process
         if index == answer.kill_after:
             os.kill(os.getpid(), signal.SIGKILL)
         self.stats["tokens"] += 1
@@ -158,7 +177,7 @@ class FakeEngine:
                     event = event[: len(event) // 2]
                 yield event
             if body.get("stream_options", {}).get("include_usage"):
-                yield _event({**head, "choices": [], "usage": _usage(answer.tokens)})
+                yield _event({**head, "choices": [], "usage": _usage(body, answer.tokens)})
             yield b"data: [DONE]\n\n"
             ended = True
         finally:
@@ -177,8 +196,9 @@ def _content(text: str, *, chat: bool, stream: bool) -> dict[str, Any]:
     return {"delta" if stream else "message": {"role": "assistant", "content": text}}
 
 
-def _usage(tokens: int) -> dict[str, int]:
-    return {"prompt_tokens": 2, "completion_tokens": tokens, "total_tokens": 2 + tokens}
+def _usage(body: dict[str, Any], tokens: int) -> dict[str, int]:
+    prompt = len(body["prompt"]) if isinstance(body.get("prompt"), list) else 2
+    return {"prompt_tokens": prompt, "completion_tokens": tokens, "total_tokens": prompt + tokens}
 
 
 def _event(value: dict[str, Any]) -> bytes:
@@ -247,7 +267,10 @@ def main() -> None:
     if not start.quiet:
         threading.Thread(target=pulse, args=(args.model,), daemon=True).start()
     app = FakeEngine(args.model, args.served_model_name, start).app
-    config = uvicorn.Config(app, uds=args.uds, log_level="warning", timeout_graceful_shutdown=1)
+    keep_alive = int(os.environ.get("VLLM_HTTP_TIMEOUT_KEEP_ALIVE", "5"))  # as vLLM reads it
+    config = uvicorn.Config(
+        app, uds=args.uds, log_level="warning", timeout_graceful_shutdown=1, timeout_keep_alive=keep_alive
+    )
     _Server(config, ignore_sigterm=start.ignore_sigterm).run()
 
 
