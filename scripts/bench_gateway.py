@@ -12,9 +12,11 @@ service is measured instead (its engine's socket is in its log's "engine command
 import argparse
 import asyncio
 import contextlib
+import gc
 import json
 import os
 import platform
+import socket
 import statistics
 import subprocess
 import sys
@@ -41,51 +43,48 @@ EVENT = f"data: {PIECE}\n\n".encode()
 Connect = Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
 
 
-async def fake_engine(socket: str) -> None:
-    """Serves every POST as a stream of `max_tokens` events, each at its time; GET as 200."""
-    running = 0
+async def fake_engine(path: str) -> None:
+    """Serves every POST as a stream of `max_tokens` events, each at its time."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal running
-        try:
-            head = await reader.readuntil(b"\r\n\r\n")
-        except asyncio.IncompleteReadError:  # somebody looked whether we are up
-            writer.close()
-            return
-        length = next(
-            (int(line[15:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")), 0
-        )
-        body = json.loads(await reader.readexactly(length) or b"{}")
-        running += 1
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):  # whoever asked is gone
+            while True:
+                await respond(reader, writer)
+        writer.close()
+
+    async def respond(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = next(int(line[15:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
+        body = json.loads(await reader.readexactly(length))
         writer.write(
             b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
         )
         began = time.perf_counter()
         pace = body.get("streams", 1) / RATE
-        with contextlib.suppress(ConnectionError):
-            for index in range(body.get("max_tokens", 1)):
-                await asyncio.sleep(began + index * pace - time.perf_counter())
-                writer.write(b"%x\r\n%b\r\n" % (len(EVENT), EVENT))
-                await writer.drain()
-            writer.write(b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n")
+        for index in range(body.get("max_tokens", 1)):
+            await asyncio.sleep(began + index * pace - time.perf_counter())
+            writer.write(b"%x\r\n%b\r\n" % (len(EVENT), EVENT))
             await writer.drain()
-        running -= 1
-        writer.close()
+        writer.write(b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n")
+        await writer.drain()
+        if b"connection: close" in head.lower():
+            raise ConnectionResetError
 
-    async with await asyncio.start_unix_server(answer, socket) as server:
+    async with await asyncio.start_unix_server(answer, path, backlog=2048) as server:
         await server.serve_forever()
 
 
-def gateway(socket: str, port: int) -> None:
-    """The gateway before the engine at `socket`, as `voltserve serve` runs it, without a supervisor."""
-    import uvicorn
+def gateway(path: str, port: int) -> None:
+    """The gateway before the engine at `path`, as `voltserve serve` runs it, without a supervisor."""
+    import uvloop
 
     from server import logs
     from server.config import load_config
     from server.devices import Devices
     from server.gateway import Gateway
-    from server.gateway.exchange import exchange_over
+    from server.gateway.exchange import EngineSocket
     from server.gateway.limits import Admission
+    from server.gateway.listener import http_server
     from server.gateway.pool import Pool, Upstream
     from server.supervisor import State, Status
     from server.supervisor.probe import engine_client
@@ -94,10 +93,12 @@ def gateway(socket: str, port: int) -> None:
     status = Status(State.READY, "for a benchmark", time.monotonic(), time.monotonic())
     admission = Admission(config.max_in_flight, config.queue_size, config.queue_timeout)
     logs.configure("info", "text")
-    app = Gateway(
-        config, Pool([Upstream(config, engine_client(socket), exchange_over(socket), lambda: status, admission)])
-    ).app
-    uvicorn.run(app, port=port, loop="uvloop", log_config=None, access_log=False, server_header=False, lifespan="off")
+    upstream = Upstream(config, engine_client(path), EngineSocket(path), lambda: status, admission)
+    server = http_server(Gateway(config, Pool([upstream])), config.body_timeout)
+    gc.collect()
+    gc.freeze()
+    with socket.create_server(("127.0.0.1", port), backlog=2048) as listening:
+        uvloop.run(server.serve(sockets=[listening]))
 
 
 @dataclass(frozen=True)
@@ -175,18 +176,51 @@ async def sequential(direct: Connect, through: Connect, body: dict[str, Any], co
     }
 
 
+async def cost(pid: int, through: Connect, body: dict[str, Any], requests: int) -> list[dict[str, Any]]:
+    """CPU time of the gateway's process, microseconds a request of one token and a further token of a stream.
+
+    Other load on the machine changes CPU time less than it changes speeds.
+    """
+
+    async def spent(count: int, each: int, tokens: int) -> tuple[float, float]:
+        asked = {**body, "max_tokens": tokens, "streams": 1}
+        began = _cpu_seconds(pid)
+        for _ in range(each):
+            await asyncio.gather(*(stream(connect=through, body=asked) for _ in range(count)))
+        user, system = (after - before for before, after in zip(began, _cpu_seconds(pid), strict=True))
+        return 1e6 * user / (count * each), 1e6 * system / (count * each)
+
+    rows = []
+    for count in STREAMS:
+        user, system = await spent(count, max(1, requests // count), tokens=1)
+        rows.append({"streams": count, "user_us_a_request": round(user), "system_us_a_request": round(system)})
+        print(json.dumps(rows[-1]), flush=True)
+    user, system = await spent(32, 4, tokens=101)
+    per_token = {"user_us_a_token": round(user / 101, 1), "system_us_a_token": round(system / 101, 1)}
+    rows.append({"streams": 32, **per_token})
+    print(json.dumps(rows[-1]), flush=True)
+    return rows
+
+
+def _cpu_seconds(pid: int) -> tuple[float, float]:
+    """User and system time of a process (proc_pid_stat(5), fields 14 and 15), in steps of 10 ms."""
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+    ticks = os.sysconf("SC_CLK_TCK")
+    return int(fields[11]) / ticks, int(fields[12]) / ticks
+
+
 @contextlib.contextmanager
-def processes(folder: Path, port: int) -> Iterator[str]:
-    """The fake engine and the gateway; gives the engine's socket."""
-    socket = str(folder / "engine.sock")
+def processes(folder: Path, port: int) -> Iterator[tuple[str, int]]:
+    """The fake engine and the gateway; gives the path of the engine's socket and the gateway's process id."""
+    path = str(folder / "engine.sock")
     command = [sys.executable, __file__]
     with open(os.devnull, "wb") as null:  # noqa: PTH123
         started = [
-            subprocess.Popen([*command, "--as-engine", socket]),
-            subprocess.Popen([*command, "--as-gateway", socket, "--port", str(port)], stderr=null),
+            subprocess.Popen([*command, "--as-engine", path]),
+            subprocess.Popen([*command, "--as-gateway", path, "--port", str(port)], stderr=null),
         ]
         try:
-            yield socket
+            yield path, started[1].pid
         finally:
             for process in started:
                 process.terminate()
@@ -206,11 +240,13 @@ async def when_up(*ways: Connect) -> None:
             raise TimeoutError("not up within a minute")
 
 
-async def bench(socket: str, port: int, body: dict[str, Any], args: argparse.Namespace) -> dict[str, Any]:
-    """The whole measurement."""
+async def bench(
+    path: str, port: int, pid: int | None, body: dict[str, Any], args: argparse.Namespace
+) -> dict[str, Any]:
+    """The whole measurement; `pid` is the gateway's process, where its CPU time is to be measured."""
 
     def direct() -> Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-        return asyncio.open_unix_connection(socket)
+        return asyncio.open_unix_connection(path)
 
     def through() -> Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
         return asyncio.open_connection("127.0.0.1", port)
@@ -219,6 +255,7 @@ async def bench(socket: str, port: int, body: dict[str, Any], args: argparse.Nam
     await sequential(direct, through, body, 5)  # warms both up
     single = await sequential(direct, through, body, args.singles)
     print(json.dumps({"ttft_p50_ms_sequential": single}), flush=True)
+    costs = [] if pid is None else await cost(pid, through, body, args.requests)
     return {
         "kind": "measured",
         "date": date.today().isoformat(),
@@ -227,6 +264,7 @@ async def bench(socket: str, port: int, body: dict[str, Any], args: argparse.Nam
         "command": " ".join(["scripts/bench_gateway.py", *sys.argv[1:]]),
         "engine": "fake, 2000 tokens a second in all" if args.url is None else "the real engine",
         "rounds": args.rounds,
+        "gateway_cpu_time": costs,
         "ttft_p50_ms_sequential": single,
         "streams": await measure(direct, through, body, args.tokens, args.rounds),
     }
@@ -239,6 +277,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=2000, help="tokens of a round, over all streams")
     parser.add_argument("--singles", type=int, default=200, help="single requests for the time to first token")
+    parser.add_argument("--requests", type=int, default=2000, help="requests to measure the gateway's CPU time by")
     parser.add_argument("--url", help="http://127.0.0.1:PORT of a running service, instead of the fake engine")
     parser.add_argument("--socket", help="that service's engine's socket")
     parser.add_argument("--model", default="fake")
@@ -253,10 +292,10 @@ def main() -> None:
     else:
         body = {"model": args.model, "prompt": "Once upon a time", "temperature": 0, "ignore_eos": True}
         if args.url:
-            result = asyncio.run(bench(args.socket, int(args.url.rsplit(":", 1)[1]), body, args))
+            result = asyncio.run(bench(args.socket, int(args.url.rsplit(":", 1)[1]), None, body, args))
         else:
-            with tempfile.TemporaryDirectory() as folder, processes(Path(folder), args.port) as socket:
-                result = asyncio.run(bench(socket, args.port, body, args))
+            with tempfile.TemporaryDirectory() as folder, processes(Path(folder), args.port) as (path, pid):
+                result = asyncio.run(bench(path, args.port, pid, body, args))
         if args.out:
             args.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 

@@ -20,7 +20,7 @@ from server.decisions import Decision
 from server.devices import Devices, find_devices
 from server.errors import ConfigError, unknown_name
 from server.flags import REFUSED, RETIRED, Flag, FlagValue, engine_flags, parse_arguments, parse_variable
-from server.presets import Preset, load_presets, select_preset
+from server.presets import Preset, find_preset, load_presets, select_preset
 
 ENV_PREFIX = "VOLTSERVE_"
 
@@ -38,7 +38,7 @@ class Settings(BaseModel):
     served_model_name: tuple[str, ...] = Field(
         (), description="names clients use, instead of the path given as --model"
     )
-    preset: str = Field("", description="preset for this machine, instead of the one that fits the GPUs found")
+    preset: str = Field("", description="preset by name or FILE.yaml, instead of the one that fits the GPUs found")
     host: str = Field("127.0.0.1", min_length=1, description="address to listen on")
     port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 takes a free one")
     start_timeout: float = Field(900, gt=0, description="seconds the engine may take to become ready")
@@ -63,6 +63,7 @@ class Settings(BaseModel):
     queue_size: int = Field(256, ge=0, description="requests that may wait; more are refused with 503")
     queue_timeout: float = Field(60, gt=0, description="seconds a request may wait")
     max_body_bytes: int = Field(32 * 2**20, gt=0, description="largest request body")
+    body_timeout: float = Field(60, gt=0, description="seconds a request body may take to come")
     max_prompt_chars: int = Field(2_000_000, gt=0, description="longest prompt, in characters or tokens")
     max_sequences: int = Field(128, gt=0, description="prompts times n in one request")
     cors_origins: tuple[str, ...] = Field(
@@ -131,9 +132,7 @@ def load_config(
 
     asked = str({**variables, **command_line, **last[1]}.get("preset", ""))
     if asked:
-        if asked not in presets:
-            raise ConfigError(unknown_name("preset", asked, presets))
-        preset = presets[asked]
+        preset = find_preset(asked, presets)
     else:
         preset, decision = select_preset(presets, found, cpu_engine=_engine_is_cpu_build())
         decisions.append(decision)
@@ -159,7 +158,7 @@ def load_config(
             sources[name] = source
 
     own = {name.replace("-", "_"): values.pop(name) for name in setting_flags() if name in values}
-    own["preset"] = preset.name
+    own["preset"] = asked or preset.name  # a file stays a file for whoever looks it up again
     sources.setdefault("preset", "chosen for the devices found")
     settings = _validate(own, sources)
     if not settings.served_model_name:

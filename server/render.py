@@ -22,13 +22,15 @@ INHERITED = (
 )
 NOT_INHERITED = ("VLLM_API_KEY", "*TOKEN*", "*SECRET*", "*PASSWORD*")
 
-# On every machine: nothing is fetched, nothing is reported, nothing is heard beyond this machine, output comes at once.
+# On every machine: nothing is fetched, nothing is reported, nothing is heard beyond this machine, output comes at once,
+# and only the gateway closes an idle connection to the engine (the value is a year in seconds).
 ALWAYS = {
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
     "PYTHONUNBUFFERED": "1",
+    "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "31536000",
 }
 DEFAULTS = {"VLLM_HOST_IP": "127.0.0.1"}
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import resource
 import shutil
 import signal
@@ -23,8 +24,9 @@ from server.decisions import Decision
 from server.diagnosis.catalogue import UNKNOWN_EXIT_CODE
 from server.errors import PreflightError
 from server.gateway import Gateway
-from server.gateway.exchange import exchange_over
+from server.gateway.exchange import EngineSocket
 from server.gateway.limits import Admission
+from server.gateway.listener import http_server
 from server.gateway.pool import Pool, Upstream
 from server.render import ENGINE_MODULE, engine_socket, overridden, render_launch
 from server.supervisor import State, Status, Supervisor
@@ -85,7 +87,7 @@ class _Engine:
     upstream: Upstream
 
     @classmethod
-    def of(cls, plan: _Plan, client: httpx.AsyncClient, module: str) -> "_Engine":
+    def of(cls, plan: _Plan, client: httpx.AsyncClient, exchange: EngineSocket, module: str) -> "_Engine":
         config = plan.config
         launch = render_launch(config, plan.runtime, module=module)
         name = {"engine": config.name} if config.name else {}
@@ -95,7 +97,6 @@ class _Engine:
         supervisor = Supervisor(config, launch, plan.runtime, client, plan.decisions)
         supervisor.subscribe(plan.show.show)
         admission = Admission(config.max_in_flight, config.queue_size, config.queue_timeout)
-        exchange = exchange_over(str(engine_socket(plan.runtime)))
         return cls(supervisor, Upstream(config, client, exchange, lambda: supervisor.status, admission))
 
     async def run(self) -> None:
@@ -110,22 +111,18 @@ async def _run(plans: Sequence[_Plan], sock: socket.socket, module: str) -> int:
     async with contextlib.AsyncExitStack() as stack:
         engines = []
         for plan in plans:
-            client = await stack.enter_async_context(engine_client(str(engine_socket(plan.runtime))))
-            engines.append(_Engine.of(plan, client, module))
+            path = str(engine_socket(plan.runtime))
+            client = await stack.enter_async_context(engine_client(path))
+            exchange = stack.enter_context(contextlib.closing(EngineSocket(path)))
+            engines.append(_Engine.of(plan, client, exchange, module))
         supervisors = [engine.supervisor for engine in engines]
         gateway = Gateway(config, Pool([engine.upstream for engine in engines]))
         for engine in engines:
             engine.supervisor.subscribe(gateway.metrics.observer(engine.upstream.name))
-        http = _HTTPServer(
-            uvicorn.Config(
-                gateway.app,
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                lifespan="off",
-                timeout_graceful_shutdown=1,
-            )
-        )
+        http = http_server(gateway, config.body_timeout)
+        # What was made so far lives as long as the process: without it, looking for garbage takes no time that shows.
+        gc.collect()
+        gc.freeze()
         signals = _Signals(on_second=lambda: _hurry(supervisors, http))
         sock.listen(BACKLOG)  # uvicorn does so later: until then clients would be refused
         log.info("listening", host=config.host, port=sock.getsockname()[1])
@@ -157,15 +154,6 @@ def _exit_code(last: Status) -> int:
     if last.last_exit is None or last.state in {State.READY, State.DEGRADED}:
         return 0
     return last.diagnosis.exit_code if last.diagnosis else UNKNOWN_EXIT_CODE
-
-
-class _HTTPServer(uvicorn.Server):
-    """uvicorn's server without its signal handlers: what a signal does is decided here."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """uvicorn's hook for signal handlers."""
-        yield
 
 
 class _Signals:

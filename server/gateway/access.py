@@ -1,30 +1,40 @@
 """Around every request: an id, one line in the log (never a prompt), and the request metrics."""
 
+import functools
+import os
 import re
 import time
 import uuid
 
 import structlog
-from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from server.gateway.metrics import Metrics
 
-_VALID_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
-
-log = structlog.get_logger("voltserve.access")
+_VALID_ID = re.compile(rb"[\w.:-]{1,128}")
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+# Asked every few seconds by whoever watches; a 503 there is an answer, not a failure.
+_QUIET = frozenset({"/health", "/health/live", "/health/ready", "/metrics"})
 
 
 class AccessMiddleware:
     """Pure ASGI, so that it neither buffers a stream nor hides a client's going away.
 
     Puts `request_id` into `scope["state"]`. Reads there `key`, the name of the API key, and `outcome`, the status that
-    the log and the metrics show where it is not the one sent (a stream that broke off, a client that left).
+    the log and the metrics show where it is not the one sent (a stream that broke off, a client that left). Behind a
+    reverse proxy on an address in `FORWARDED_ALLOW_IPS` (default 127.0.0.1), the client is whom X-Forwarded-For names.
     """
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self._app = app
-        self._metrics = metrics
+        trusted = os.environ.get("FORWARDED_ALLOW_IPS", "127.0.0.1")
+        self._forwarded: ASGIApp = ProxyHeadersMiddleware(app, trusted)  # type: ignore[arg-type, assignment]
+        self._log = structlog.get_logger("voltserve.access").bind()
+        # prometheus_client takes longer to find a series than to count in it.
+        self._requests = functools.cache(metrics.requests.labels)
+        self._duration = functools.cache(metrics.duration.labels)
+        self._first_byte = functools.cache(metrics.first_byte.labels)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one request."""
@@ -32,38 +42,45 @@ class AccessMiddleware:
             await self._app(scope, receive, send)
             return
         began = time.perf_counter()
-        given = Headers(scope=scope).get("x-request-id", "")
-        request_id = given if _VALID_ID.fullmatch(given) else uuid.uuid4().hex
+        app = self._app
+        request_id = b""
+        for name, value in scope["headers"]:
+            if name == b"x-request-id" and _VALID_ID.fullmatch(value):
+                request_id = value
+            elif name == b"x-forwarded-for":
+                app = self._forwarded
+        request_id = request_id or uuid.uuid4().hex.encode("ascii")
         state = scope.setdefault("state", {})
-        state["request_id"] = request_id
-        sent = {"status": 0, "bytes": 0}
-        first_byte: list[float] = []
+        state["request_id"] = request_id.decode("ascii")
+        status = size = 0
+        first_byte: float | None = None
 
         async def send_and_note(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                sent["status"] = message["status"]
-                MutableHeaders(scope=message)["x-request-id"] = request_id
-            elif message["type"] == "http.response.body":
-                if message.get("body") and not first_byte:
-                    first_byte.append(time.perf_counter() - began)
-                sent["bytes"] += len(message.get("body", b""))
+            nonlocal status, size, first_byte
+            if message["type"] == "http.response.body":
+                length = len(message.get("body", b""))
+                if length and first_byte is None:
+                    first_byte = time.perf_counter() - began
+                size += length
+            elif message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id)]
             await send(message)
 
         try:
-            await self._app(scope, receive, send_and_note)
+            await app(scope, receive, send_and_note)
         finally:
-            self._note(scope, state.get("outcome", sent["status"] or 500), began, first_byte, sent["bytes"])
+            self._note(scope, state.get("outcome", status or 500), time.perf_counter() - began, first_byte, size)
 
-    def _note(self, scope: Scope, status: int, began: float, first_byte: list[float], size: int) -> None:
+    def _note(self, scope: Scope, status: int, elapsed: float, first_byte: float | None, size: int) -> None:
         # The route's template, not the path: clients choose paths, and each label value is a series.
         route = getattr(scope.get("route"), "path", "other")
         method = scope["method"] if scope["method"] in _METHODS else "other"
-        elapsed = time.perf_counter() - began
-        self._metrics.requests.labels(route, method, str(status)).inc()
-        self._metrics.duration.labels(route).observe(elapsed)
-        if first_byte:
-            self._metrics.first_byte.labels(route).observe(first_byte[0])
-        (log.debug if route in _QUIET else log.info)(
+        self._requests(route, method, str(status)).inc()
+        self._duration(route).observe(elapsed)
+        if first_byte is not None:
+            self._first_byte(route).observe(first_byte)
+        (self._log.debug if route in _QUIET else self._log.info)(
             "request",
             request_id=scope["state"]["request_id"],
             client=(scope["client"] or ("?",))[0],
@@ -73,10 +90,5 @@ class AccessMiddleware:
             status=status,
             bytes=size,
             seconds=round(elapsed, 4),
-            first_byte=round(first_byte[0], 4) if first_byte else None,
+            first_byte=None if first_byte is None else round(first_byte, 4),
         )
-
-
-_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
-# Asked every few seconds by whoever watches; a 503 there is an answer, not a failure.
-_QUIET = frozenset({"/health", "/health/live", "/health/ready", "/metrics"})

@@ -11,8 +11,10 @@ _TYPES: Mapping[int, str] = {
     401: "authentication_error",
     404: "not_found_error",
     405: "invalid_request_error",
+    408: "invalid_request_error",
     413: "invalid_request_error",
     429: "rate_limit_error",
+    431: "invalid_request_error",
     502: "server_error",
     503: "service_unavailable_error",
 }

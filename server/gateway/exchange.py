@@ -1,11 +1,13 @@
-"""One HTTP request to an engine over its Unix socket, as lean as it can be: every token of every stream passes here.
+"""HTTP requests to an engine over its Unix socket, as lean as can be: every token of every stream passes here.
 
-A general client costs several times as much a request and a chunk (docs/log.md has the figures). Each request has a
-connection of its own: closing it cancels exactly that request, and none meets one that the engine is about to close.
+A general client costs several times as much a request and a chunk (docs/log.md has the figures). No two requests share
+a connection at a time, so that closing it cancels exactly one. A connection is used again only after a whole response,
+and the engine is told never to close an idle one (server/render.py): none is closed just as a request is put on it.
 """
 
 import asyncio
 import contextlib
+import os
 from collections.abc import AsyncIterator, Callable
 from typing import Any, Protocol
 
@@ -33,50 +35,117 @@ class Answer(Protocol):
 Exchange = Callable[[str, bytes, Headers, bytes], "contextlib.AbstractAsyncContextManager[Answer]"]
 
 
-def exchange_over(socket: str) -> Exchange:
-    """Exchanges with the engine that listens at `socket`.
+class EngineSocket:
+    """An `Exchange` with the engine that listens at `path`.
 
-    Entering one raises EngineGoneError where no response comes; leaving it closes the connection in any case.
+    Entering raises EngineGoneError where no response comes. Leaving before the response's end closes its connection.
     """
 
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._idle: list[_Connection] = []
+
     @contextlib.asynccontextmanager
-    async def exchange(method: str, target: bytes, headers: Headers, body: bytes) -> AsyncIterator[Answer]:
+    async def __call__(self, method: str, target: bytes, headers: Headers, body: bytes) -> AsyncIterator[Answer]:
+        """One request."""
+        connection = self._idle.pop() if self._idle else await self._connect()
+        try:
+            await connection.ask(_head(method, target, headers, len(body)) + body)
+            yield connection
+        finally:
+            connection.rest_or_close()
+
+    def close(self) -> None:
+        """Closes the connections that rest."""
+        for connection in tuple(self._idle):
+            connection.close()
+
+    async def _connect(self) -> "_Connection":
         loop = asyncio.get_running_loop()
         try:
-            transport, answer = await loop.create_unix_connection(_Connection, socket)
+            _, connection = await loop.create_unix_connection(lambda: _Connection(self._idle), self._path)
         except OSError as error:
             raise EngineGoneError(f"it cannot be reached: {error.strerror or error}") from error
-        try:
-            transport.write(_head(method, target, headers, len(body)) + body)
-            await answer.head
-            yield answer
-        finally:
-            transport.abort()
-
-    return exchange
+        return connection
 
 
 def _head(method: str, target: bytes, headers: Headers, length: int) -> bytes:
-    fields = b"".join(b"%b: %b\r\n" % field for field in headers)
-    start = b"%b %b HTTP/1.1\r\n" % (method.encode("ascii"), target)
-    return b"%bhost: engine\r\nconnection: close\r\ncontent-length: %d\r\n%b\r\n" % (start, length, fields)
+    fields = b"".join([b"%b: %b\r\n" % field for field in headers])
+    return b"%b %b HTTP/1.1\r\nhost: engine\r\ncontent-length: %d\r\n%b\r\n" % (method.encode(), target, length, fields)
 
 
 class _Connection(asyncio.Protocol):
-    """An `Answer`, fed by the event loop and by httptools' parser."""
+    """A connection and the `Answer` that comes on it now, fed by the event loop and by httptools' parser.
 
-    def __init__(self) -> None:
+    Args:
+        idle: the connections that rest, to which this one adds itself and from which it goes once it is closed.
+    """
+
+    def __init__(self, idle: "list[_Connection]") -> None:
+        self._idle = idle
+        self._loop = asyncio.get_running_loop()
+        self._transport: Any = None
+        self._parser = httptools.HttpResponseParser(self)
+        self._begin()
+
+    def _begin(self) -> None:
         self.status = 0
         self.headers: Headers = []
-        self.head: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._parser = httptools.HttpResponseParser(self)
-        self._transport: Any = None
+        self._asked = False
+        self._come: asyncio.Future[None] | None = None  # what `ask` waits for, and then `chunks`
         self._parts: list[bytes] = []
         self._waiting = 0
         self._paused = False
         self._complete = False
+        self._may_rest = False
         self._error: EngineGoneError | None = None
-        self._news = asyncio.Event()
+
+    async def ask(self, request: bytes) -> None:
+        """Sends a request and returns once its response's head has come."""
+        self._asked = True
+        self._send(request)
+        while not self.status:
+            await self._news()
+
+    def _send(self, request: bytes) -> None:
+        """Writes at once: uvloop's transport would keep it until every task that is ready has run, so that of requests
+        that come in the same instant the engine would get the first only with the last.
+        """
+        sent = 0
+        try:
+            sent = os.write(self._transport.get_extra_info("socket").fileno(), request)
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            self._fail(f"it cannot be written to: {error.strerror}")
+        if sent < len(request):
+            self._transport.write(memoryview(request)[sent:])
+
+    def rest_or_close(self) -> None:
+        """Ends the request: the connection rests if all of the response came and the engine keeps it open."""
+        if not self._may_rest or self._transport.is_closing():
+            self.close()
+            return
+        if self._paused:
+            self._transport.resume_reading()
+        self._begin()
+        self._idle.append(self)
+
+    def close(self) -> None:
+        """Closes it at once, and keeps it from being used again."""
+        self._transport.abort()
+        if self in self._idle:
+            self._idle.remove(self)
+
+    async def _news(self) -> None:
+        if self._error is not None:
+            raise self._error
+        self._come = self._loop.create_future()
+        await self._come
+
+    def _tell(self) -> None:
+        if self._come is not None and not self._come.done():
+            self._come.set_result(None)
 
     async def chunks(self) -> AsyncIterator[bytes]:
         """What has come since the last chunk, as one."""
@@ -91,11 +160,8 @@ class _Connection(asyncio.Protocol):
                 yield chunk
             elif self._complete:
                 return
-            elif self._error is not None:
-                raise self._error
             else:
-                self._news.clear()
-                await self._news.wait()
+                await self._news()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Called by the event loop."""
@@ -103,18 +169,27 @@ class _Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Called by the event loop."""
+        if not self._asked:  # an answer to nothing would be taken for that to the next request
+            self.close()
+            return
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
             self._fail(f"it does not speak HTTP: {error}")
-            self._transport.abort()
+            self.close()
         if self._waiting > HIGH_WATER and not self._paused:
             self._paused = True
             self._transport.pause_reading()
 
     def connection_lost(self, error: Exception | None) -> None:
         """Called by the event loop."""
+        self.close()
         self._fail(str(error) if error else "it closed the connection before the end")
+
+    def on_message_begin(self) -> None:
+        """Called by the parser, which takes the error for one of its own."""
+        if self._complete:
+            raise EngineGoneError("it answers more than it was asked")
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Called by the parser."""
@@ -123,24 +198,21 @@ class _Connection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         """Called by the parser."""
         self.status = self._parser.get_status_code()
-        if not self.head.done():
-            self.head.set_result(None)
+        self._tell()
 
     def on_body(self, body: bytes) -> None:
         """Called by the parser."""
         self._parts.append(body)
         self._waiting += len(body)
-        self._news.set()
+        self._tell()
 
     def on_message_complete(self) -> None:
         """Called by the parser."""
         self._complete = True
-        self._news.set()
+        self._may_rest = self._parser.should_keep_alive()
+        self._tell()
 
     def _fail(self, reason: str) -> None:
-        if self._complete or self._error is not None:
-            return
-        self._error = EngineGoneError(reason)
-        if not self.head.done():
-            self.head.set_exception(self._error)
-        self._news.set()
+        if not self._complete and self._error is None:
+            self._error = EngineGoneError(reason)
+            self._tell()

@@ -5,7 +5,6 @@ import math
 from pathlib import Path
 from typing import Any, NoReturn
 
-from starlette.datastructures import Headers
 from starlette.types import Receive, Scope
 
 from server.config import Config
@@ -36,7 +35,7 @@ class Guard:
         if self._keys is None:
             address = (scope["client"] or ("local",))[0]
             return Client(address, config.requests_per_minute, config.max_concurrent)
-        scheme, _, presented = Headers(scope=scope).get("authorization", "").partition(" ")
+        scheme, _, presented = header(scope, b"authorization").decode("latin-1").partition(" ")
         if scheme.lower() != "bearer" or not presented.strip():
             raise _unauthorized("no API key given: send it as `Authorization: Bearer KEY`")
         try:
@@ -53,7 +52,7 @@ class Guard:
 
     async def body(self, scope: Scope, receive: Receive) -> bytes | None:
         """The whole request body within the size limit; None if the client went away before its end."""
-        return await read_body(Headers(scope=scope), receive, self._config.max_body_bytes)
+        return await read_body(header(scope, b"content-length"), receive, self._config.max_body_bytes)
 
     def check_size(self, request: dict[str, Any]) -> None:
         """Raises APIError 400 where a request holds more text or more sequences than one request may."""
@@ -72,26 +71,53 @@ def _unauthorized(message: str) -> APIError:
     return APIError(401, "invalid_api_key", message, {"WWW-Authenticate": "Bearer"})
 
 
-async def read_body(headers: Headers, receive: Receive, limit: int) -> bytes | None:
+def header(scope: Scope, name: bytes) -> bytes:
+    """The first header field of this lower-case name; empty where there is none."""
+    for field, value in scope["headers"]:
+        if field == name:
+            found: bytes = value
+            return found
+    return b""
+
+
+async def read_body(content_length: bytes, receive: Receive, limit: int) -> bytes | None:
     """The whole request body; None if the client went away before its end.
+
+    Args:
+        content_length: that header field, if there is one; the HTTP parser has checked that it is a number.
+        receive: gives the body.
+        limit: bytes.
 
     Raises:
         APIError: 413, as soon as more than `limit` bytes are announced or have come.
     """
-    too_large = APIError(413, "request_too_large", f"the request body exceeds {limit} bytes (--max-body-bytes)")
-    if int(headers.get("content-length", "0")) > limit:  # the HTTP parser has checked that it is a number
-        raise too_large
-    body = bytearray()
+    if content_length and int(content_length) > limit:
+        raise _too_large(limit)
+    parts: list[bytes] = []
+    size = 0
     more = True
     while more:
         message = await receive()
         if message["type"] == "http.disconnect":
             return None
-        body += message.get("body", b"")
-        if len(body) > limit:
-            raise too_large
+        part = message.get("body", b"")
+        size += len(part)
+        if size > limit:
+            raise _too_large(limit)
+        parts.append(part)
         more = message.get("more_body", False)
-    return bytes(body)
+    return b"".join(parts)
+
+
+def _too_large(limit: int) -> APIError:
+    return APIError(413, "request_too_large", f"the request body exceeds {limit} bytes (--max-body-bytes)")
+
+
+def _no_such_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON value")
+
+
+_JSON = json.JSONDecoder(parse_constant=_no_such_constant)
 
 
 def parse_object(body: bytes) -> dict[str, Any]:
@@ -104,8 +130,11 @@ def parse_object(body: bytes) -> dict[str, Any]:
         APIError: 400, where it is not one.
     """
     try:
-        value = json.loads(body.decode("utf-8"), parse_constant=_no_such_constant)
-        if b"\\ud" in body.lower():
+        text = body.decode("utf-8")
+        if text.startswith("\ufeff"):
+            raise ValueError("it begins with a byte order mark (BOM)")  # noqa: TRY301
+        value = _JSON.decode(text)
+        if b"\\u" in body and b"\\ud" in body.lower():
             json.dumps(value, ensure_ascii=False).encode("utf-8")
     except UnicodeEncodeError as error:
         raise _invalid("it holds half of a surrogate pair") from error
@@ -120,10 +149,6 @@ def parse_object(body: bytes) -> dict[str, Any]:
 
 def _invalid(reason: str) -> APIError:
     return APIError(400, "invalid_json", f"the request body is not valid JSON: {reason}")
-
-
-def _no_such_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON value")
 
 
 def text_size(value: object) -> int:

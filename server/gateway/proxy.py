@@ -6,14 +6,16 @@ event at the end of an event stream, and a broken connection otherwise.
 """
 
 import asyncio
+from collections.abc import Coroutine
+from typing import Any
 
 import structlog
 from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from server.gateway import mend
 from server.gateway.errors import APIError
-from server.gateway.exchange import Answer, EngineGoneError
+from server.gateway.exchange import Answer, EngineGoneError, Headers
 from server.gateway.guard import Guard, parse_object
 from server.gateway.metrics import Metrics
 from server.gateway.pool import Pool, Upstream
@@ -22,22 +24,12 @@ from server.supervisor import State
 
 # Hop-by-hop fields (RFC 9110, 7.6.1), and those that each connection states for itself.
 _PER_CONNECTION = frozenset(
-    {
-        *(
-            "connection",
-            "keep-alive",
-            "proxy-authenticate",
-            "proxy-authorization",
-            "te",
-            "trailer",
-            "transfer-encoding",
-        ),
-        *("upgrade", "host", "content-length", "expect"),
-    }
+    b"connection keep-alive proxy-authenticate proxy-authorization te trailer transfer-encoding upgrade host "
+    b"content-length expect".split()
 )
-# A client's credentials are for the gateway.
-_CREDENTIALS = frozenset({"authorization", "cookie"})
-_ALREADY_SET = frozenset({"connection", "keep-alive", "transfer-encoding", "date", "server", "x-request-id"})
+# A client's credentials are for the gateway; the id is set anew.
+_NOT_FOR_THE_ENGINE = _PER_CONNECTION | {b"authorization", b"cookie", b"x-request-id"}
+_NOT_FOR_THE_CLIENT = (_PER_CONNECTION | {b"date", b"server", b"x-request-id"}) - {b"content-length"}
 
 CLIENT_CLOSED = 499  # nginx's status for a request whose client went away; never sent, only logged and counted
 
@@ -78,6 +70,7 @@ class Proxy:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one request."""
+        scope["route"] = self._route
         try:
             with self._guard.limits.counted(self._guard.client(scope)):
                 await self._answer(scope, receive, send)
@@ -96,23 +89,12 @@ class Proxy:
             self._guard.check_size(request)
             model = request.get("model")
             body = mend.request_body(self._route.path, request, body)
-        relay = asyncio.create_task(self._relay(scope, receive, send, body, model))
-        left = asyncio.create_task(_disconnected(receive))
-        try:
-            done, _ = await asyncio.wait({relay, left}, return_when=asyncio.FIRST_COMPLETED)
-            if relay not in done:
-                self._client_left(scope)
-                return
-        finally:
-            # Cancelling the relay leaves the queue, or closes its connection to the engine.
-            for task in (relay, left):
-                task.cancel()
-            await asyncio.wait({relay, left})
-        relay.result()
+        if not await _while_the_client_stays(self._relay(scope, receive, send, body, model), receive):
+            self._client_left(scope)
 
     def _client_left(self, scope: Scope) -> None:
-        scope["state"]["outcome"] = CLIENT_CLOSED
-        self._metrics.client_disconnects.labels(self._route.path).inc()
+        if scope["state"].setdefault("outcome", CLIENT_CLOSED) == CLIENT_CLOSED:  # and not cut off by us
+            self._metrics.client_disconnects.labels(self._route.path).inc()
 
     async def _relay(self, scope: Scope, receive: Receive, send: Send, body: bytes, model: object) -> None:
         async with self._pool.place(model) as upstream:
@@ -139,7 +121,7 @@ class Proxy:
 
 async def _relay_answer(answer: Answer, upstream: Upstream, scope: Scope, send: Send) -> bool:
     """Everything but the end. False where the connection must break instead of ending."""
-    headers = [(name, value) for name, value in answer.headers if _passes_back(name)]
+    headers = [field for field in answer.headers if field[0] not in _NOT_FOR_THE_CLIENT]
     await send({"type": "http.response.start", "status": answer.status, "headers": headers})
     is_event_stream = dict(headers).get(b"content-type", b"").startswith(b"text/event-stream")
     at_event_end = True
@@ -175,10 +157,31 @@ def _engine_gone(error: EngineGoneError, upstream: Upstream) -> APIError:
     return APIError(502, "engine_unavailable", f"the engine broke off this request ({error}){state}")
 
 
-async def _disconnected(receive: Receive) -> None:
-    message: Message = {"type": "http.request"}
-    while message["type"] != "http.disconnect":
-        message = await receive()
+async def _while_the_client_stays(relay: Coroutine[Any, Any, None], receive: Receive) -> bool:
+    """Whether `relay` came to its end. It is cancelled, which leaves the queue or closes its connection to the engine,
+    once the client is gone.
+    """
+    relaying = asyncio.current_task()
+    left = False
+
+    async def watch() -> None:
+        nonlocal left
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        left = True
+        if relaying is not None:
+            relaying.cancel()
+
+    watching = asyncio.create_task(watch())
+    try:
+        await relay
+    except asyncio.CancelledError:
+        if not left:
+            raise
+        return False
+    finally:
+        watching.cancel()
+    return True
 
 
 def target(scope: Scope) -> bytes:
@@ -187,19 +190,10 @@ def target(scope: Scope) -> bytes:
     return path + b"?" + scope["query_string"] if scope["query_string"] else path
 
 
-def _request_headers(scope: Scope) -> list[tuple[bytes, bytes]]:
-    listed = _listed_in_connection(scope["headers"])
-    dropped = _PER_CONNECTION | _CREDENTIALS | listed | {"x-request-id"}
-    headers = [(name, value) for name, value in scope["headers"] if name.decode("latin-1") not in dropped]
-    return [*headers, (b"x-request-id", scope["state"]["request_id"].encode("ascii"))]
-
-
-def _listed_in_connection(headers: list[tuple[bytes, bytes]]) -> frozenset[str]:
-    """Fields that `Connection` names are hop-by-hop too."""
-    values = (value.decode("latin-1") for name, value in headers if name == b"connection")
-    return frozenset(field.strip().lower() for value in values for field in value.split(","))
-
-
-def _passes_back(name: bytes) -> bool:
-    field = name.decode("latin-1").lower()
-    return field not in _ALREADY_SET and field not in _PER_CONNECTION - {"content-length"}
+def _request_headers(scope: Scope) -> Headers:
+    named = b",".join([value for name, value in scope["headers"] if name == b"connection"]).lower()
+    # Fields that `Connection` names are hop-by-hop too.
+    dropped = _NOT_FOR_THE_ENGINE.union(map(bytes.strip, named.split(b","))) if named else _NOT_FOR_THE_ENGINE
+    kept = [field for field in scope["headers"] if field[0] not in dropped]
+    kept.append((b"x-request-id", scope["state"]["request_id"].encode("ascii")))
+    return kept

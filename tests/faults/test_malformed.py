@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from server.gateway import Gateway, access
+from server.gateway import Gateway
 from server.gateway.limits import Admission
 from server.gateway.mend import request_body
 from server.gateway.pool import Pool, Upstream
@@ -88,7 +88,7 @@ async def test_ten_thousand_malformed_requests_are_refused_and_none_reaches_the_
     pool = Pool([Upstream(config, client, exchange_through(client), lambda: engine.status, Admission(8, 8, 5.0))])
     gateway = Gateway(config, pool)
     seen: Counter[int] = Counter()
-    monkeypatch.setattr(access, "log", structlog.testing.CapturingLogger())  # ten thousand lines
+    monkeypatch.setattr(gateway.app, "_log", structlog.testing.CapturingLogger())  # ten thousand lines
     for case in cases(SEED, COUNT):
         before = len(listener.bodies)
         status, body = await ask(gateway, case)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from server.gateway.exchange import HIGH_WATER, EngineGoneError, exchange_over
+from server.gateway.exchange import HIGH_WATER, EngineGoneError, EngineSocket
 
 OK = b"HTTP/1.1 200 OK\r\n"
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -38,7 +38,12 @@ def saying(*parts: bytes) -> Handler:
 
 
 async def get(socket: str) -> tuple[int, dict[bytes, bytes], bytes]:
-    async with exchange_over(socket)("GET", b"/x?y", [(b"a", b"b")], b"") as answer:
+    with contextlib.closing(EngineSocket(socket)) as exchange:
+        return await ask(exchange)
+
+
+async def ask(exchange: EngineSocket) -> tuple[int, dict[bytes, bytes], bytes]:
+    async with exchange("GET", b"/x?y", [(b"a", b"b")], b"") as answer:
         body = b"".join([chunk async for chunk in answer.chunks()])
         return answer.status, dict(answer.headers), body
 
@@ -58,20 +63,93 @@ async def test_an_answer_is_the_same_however_it_is_cut(tmp_path: Path, parts: tu
     assert (status, headers[b"x-a"], body) == (200, b"b", b"abcd")
 
 
-async def test_the_request_is_sent_as_given_on_a_connection_of_its_own(tmp_path: Path) -> None:
-    seen: list[bytes] = []
+class Repeating:
+    """An engine that answers each request of a connection with `answers`, in turn; counts both."""
 
+    def __init__(self, *answers: bytes) -> None:
+        self._answers = answers
+        self.connections = 0
+        self.seen: list[bytes] = []
+
+    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        while not reader.at_eof():
+            with contextlib.suppress(asyncio.IncompleteReadError):
+                head = await reader.readuntil(b"\r\n\r\n")
+                length = int(head.split(b"content-length: ")[1].split(b"\r\n")[0])
+                self.seen.append(head + await reader.readexactly(length))
+                writer.write(self._answers[(len(self.seen) - 1) % len(self._answers)])
+
+
+async def test_the_request_is_sent_as_given(tmp_path: Path) -> None:
+    handler = Repeating(OK + b"content-length: 0\r\n\r\n")
+    async with engine(tmp_path, handler) as socket:
+        with contextlib.closing(EngineSocket(socket)) as exchange:
+            async with exchange("POST", b"/v1/%C3%A9?q=1", [(b"x-a", b"\xe9")], b"12345") as answer:
+                assert answer.status == 200
+    fields = b"host: engine\r\ncontent-length: 5\r\nx-a: \xe9\r\n"
+    assert handler.seen == [b"POST /v1/%C3%A9?q=1 HTTP/1.1\r\n" + fields + b"\r\n12345"]
+
+
+async def test_requests_one_after_another_share_a_connection_and_none_sees_another_s_answer(tmp_path: Path) -> None:
+    chunked = b"transfer-encoding: chunked\r\n\r\n2\r\ncd\r\n0\r\n\r\n"
+    handler = Repeating(OK + b"content-length: 2\r\nx-a: 1\r\n\r\nab", OK + chunked)
+    async with engine(tmp_path, handler) as socket:
+        with contextlib.closing(EngineSocket(socket)) as exchange:
+            got = [await ask(exchange) for _ in range(4)]
+    first = (200, {b"content-length": b"2", b"x-a": b"1"}, b"ab")
+    assert got == [first, (200, {b"transfer-encoding": b"chunked"}, b"cd")] * 2
+    assert handler.connections == 1
+
+
+async def test_requests_at_once_share_no_connection(tmp_path: Path) -> None:
+    handler = Repeating(OK + b"content-length: 2\r\n\r\nab")
+    async with engine(tmp_path, handler) as socket:
+        with contextlib.closing(EngineSocket(socket)) as exchange:
+            await asyncio.gather(*(ask(exchange) for _ in range(3)))
+            assert handler.connections == 3
+            await asyncio.gather(*(ask(exchange) for _ in range(3)))
+            assert handler.connections == 3
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        OK + b"content-length: 2\r\nconnection: close\r\n\r\nab",
+        b"HTTP/1.0 200 OK\r\ncontent-length: 2\r\n\r\nab",
+        OK + b"content-length: 2\r\n\r\nab" + OK + b"content-length: 4\r\n\r\nevil",
+    ],
+    ids=["close", "HTTP/1.0", "an answer to nothing"],
+)
+async def test_a_connection_that_does_not_last_or_says_more_is_not_used_again(tmp_path: Path, answer: bytes) -> None:
+    handler = Repeating(answer)
+    async with engine(tmp_path, handler) as socket:
+        with contextlib.closing(EngineSocket(socket)) as exchange:
+            assert [(await ask(exchange))[2] for _ in range(2)] == [b"ab", b"ab"]
+    assert handler.connections == 2
+
+
+async def test_an_answer_to_nothing_that_comes_late_is_no_answer_to_the_next_request(tmp_path: Path) -> None:
     async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = await reader.readuntil(b"\r\n\r\n")
-        seen.append(head + await reader.readexactly(5))
-        writer.write(OK + b"content-length: 0\r\n\r\n")
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(OK + b"content-length: 2\r\n\r\nab")
+        await asyncio.sleep(0.05)
+        writer.write(OK + b"content-length: 4\r\n\r\nevil")
+        await reader.read()
 
     async with engine(tmp_path, handler) as socket:
-        for _ in range(2):
-            async with exchange_over(socket)("POST", b"/v1/%C3%A9?q=1", [(b"x-a", b"\xe9")], b"12345") as answer:
-                assert answer.status == 200
-    fields = b"host: engine\r\nconnection: close\r\ncontent-length: 5\r\nx-a: \xe9\r\n"
-    assert seen == [b"POST /v1/%C3%A9?q=1 HTTP/1.1\r\n" + fields + b"\r\n12345"] * 2
+        with contextlib.closing(EngineSocket(socket)) as exchange:
+            for _ in range(2):
+                assert (await ask(exchange))[2] == b"ab"
+                await asyncio.sleep(0.2)
+
+
+async def test_a_resting_connection_that_the_engine_closes_is_not_used_again(tmp_path: Path) -> None:
+    async with engine(tmp_path, saying(OK + b"content-length: 2\r\n\r\nab")) as socket:
+        with contextlib.closing(EngineSocket(socket)) as exchange:
+            for _ in range(3):
+                assert (await ask(exchange))[2] == b"ab"
+                await asyncio.sleep(0.1)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +180,7 @@ async def test_what_came_before_the_break_is_handed_over(tmp_path: Path) -> None
     chunks = []
     async with engine(tmp_path, saying(OK + b"content-length: 9\r\n\r\nab", b"cd")) as socket:
         with pytest.raises(EngineGoneError):
-            async with exchange_over(socket)("GET", b"/", [], b"") as answer:
+            async with EngineSocket(socket)("GET", b"/", [], b"") as answer:
                 async for chunk in answer.chunks():
                     chunks.append(chunk)  # noqa: PERF401 — those before the error count
     assert b"".join(chunks) == b"abcd"
@@ -142,7 +220,7 @@ async def test_an_engine_waits_for_a_slow_client(tmp_path: Path) -> None:
             sent += HIGH_WATER
             await writer.drain()
 
-    async with engine(tmp_path, handler) as socket, exchange_over(socket)("GET", b"/", [], b"") as answer:
+    async with engine(tmp_path, handler) as socket, EngineSocket(socket)("GET", b"/", [], b"") as answer:
         await asyncio.sleep(0.2)
         assert sent < size, "all of it was taken in though nobody reads"
         assert sum([len(chunk) async for chunk in answer.chunks()]) == size
