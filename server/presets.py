@@ -105,14 +105,34 @@ def load_presets(folder: Path = PRESETS_FOLDER) -> dict[str, Preset]:
     Raises:
         ConfigError: a file that is not a preset; names the file, the key and the nearest valid key.
     """
-    presets = (_load(path) for path in sorted(folder.glob("*.yaml")))
+    presets = (load_preset(path) for path in sorted(folder.glob("*.yaml")))
     return {preset.name: preset for preset in presets}
 
 
-def _load(path: Path) -> Preset:
+def find_preset(asked: str, presets: Mapping[str, Preset]) -> Preset:
+    """The preset of this name, or in this file where `asked` ends in .yaml.
+
+    Raises:
+        ConfigError: there is none (names the nearest), or the file is no preset.
+    """
+    if asked.endswith(".yaml"):
+        return load_preset(Path(asked))
+    if asked not in presets:
+        raise ConfigError(unknown_name("preset", asked, presets))
+    return presets[asked]
+
+
+def load_preset(path: Path) -> Preset:
+    """The preset of a file.
+
+    Raises:
+        ConfigError: it cannot be read, or is not a preset; names the file, the key and the nearest valid key.
+    """
     try:
         preset = Preset.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
         preset.flags()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: expected a preset file, got: {error}") from error
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: not YAML: {error}") from error
     except ConfigError as error:

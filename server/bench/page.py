@@ -93,7 +93,7 @@ def _throughput_plot(summaries: Sequence[Summary]) -> str:
                 ]
                 if points:
                     label = f"{percentile}, open loop" if loop == "open" else percentile
-                    axes.plot(*zip(*points, strict=True), style, marker=marker, color=colour, label=label)
+                    axes.plot(*zip(*points, strict=True), linestyle=style, marker=marker, color=colour, label=label)
         for one, tpot in shown:
             axes.annotate(one.level, (one.tokens_per_s, tpot.p50 * 1e3), xytext=(0, -18), **_CENTRED)
         axes.set(xlabel="output tokens a second, all users", ylabel="ms a token, of a request")
@@ -113,7 +113,7 @@ def _percentile_plot(summaries: Sequence[Summary], name: str, what: str) -> str:
                 points = [(one.level, getattr(found, percentile) * 1e3) for one, found in shown if one.loop == loop]
                 if points:
                     label = percentile if loop == shown[0][0].loop else None
-                    axes.plot(*zip(*points, strict=True), style, marker=marker, color=colour, label=label)
+                    axes.plot(*zip(*points, strict=True), linestyle=style, marker=marker, color=colour, label=label)
         axes.set(xlabel="load", ylabel=f"ms {what}")
         axes.set_ylim(0, _room_for(1e3 * found.p99 for _, found in shown))
         _legend(axes)

@@ -1,4 +1,4 @@
-"""What the commands share: errors as one message, progress of long work, results as JSON."""
+"""What the commands share: serve's flags, errors as one message, progress of long work, results as JSON."""
 
 import json
 import sys
@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
+import click
 import typer
+from typer.core import TyperCommand
 
 if TYPE_CHECKING:
     from quant.progress import OnProgress
@@ -19,6 +21,31 @@ def group(about: str = "") -> typer.Typer:
     return typer.Typer(
         help=about, no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False
     )
+
+
+class ConfiguredCommand(TyperCommand):
+    """A command whose flags are those of `server.config`, which parses them; its help lists them from there."""
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Lists the settings."""
+        from server.config import Settings, variable_name
+
+        rows = []
+        for field_name, field in Settings.model_fields.items():
+            name = field_name.replace("_", "-")
+            default = f" [{field.default}]" if not field.is_required() and field.default not in ("", ()) else ""
+            rows.append((f"--{name}", f"{field.description}{default}"))
+        with formatter.section("Settings"):
+            formatter.write_dl(rows)
+        formatter.write_paragraph()
+        formatter.write_text(
+            "Any flag of vLLM 0.19.1's server is passed on to the engine: --max-model-len 8192, --enforce-eager. "
+            f"Each flag is also a variable: {variable_name('max-model-len')}=8192."
+        )
+
+
+# The flags are not Click's to parse: they are vLLM's and ours, and a preset and the environment give them too.
+FREE = {"ignore_unknown_options": True, "allow_extra_args": True}
 
 
 def print_json(value: dict[str, Any] | list[Any]) -> None:

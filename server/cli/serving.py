@@ -3,41 +3,14 @@
 from pathlib import Path
 from typing import Annotated
 
-import click
 import typer
-from typer.core import TyperCommand
 
-from server.cli.common import AsJson, group, print_json, user_errors
+from server.cli.common import FREE, AsJson, ConfiguredCommand, group, print_json, user_errors
 
 app = group()
 
 
-class ConfiguredCommand(TyperCommand):
-    """A command whose flags are those of `server.config`, which parses them; its help lists them from there."""
-
-    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Lists the settings."""
-        from server.config import Settings, variable_name
-
-        rows = []
-        for field_name, field in Settings.model_fields.items():
-            name = field_name.replace("_", "-")
-            default = f" [{field.default}]" if not field.is_required() and field.default not in ("", ()) else ""
-            rows.append((f"--{name}", f"{field.description}{default}"))
-        with formatter.section("Settings"):
-            formatter.write_dl(rows)
-        formatter.write_paragraph()
-        formatter.write_text(
-            "Any flag of vLLM 0.19.1's server is passed on to the engine: --max-model-len 8192, --enforce-eager. "
-            f"Each flag is also a variable: {variable_name('max-model-len')}=8192."
-        )
-
-
-# The flags are not Click's to parse: they are vLLM's and ours, and a preset and the environment give them too.
-_FREE = {"ignore_unknown_options": True, "allow_extra_args": True}
-
-
-@app.command(cls=ConfiguredCommand, context_settings=_FREE, options_metavar="--model DIR [FLAGS]")
+@app.command(cls=ConfiguredCommand, context_settings=FREE, options_metavar="--model DIR [FLAGS]")
 def serve(ctx: typer.Context) -> None:
     """Serve a model: start the engine, watch it, and answer clients."""
     from server.engines import load_configs
@@ -48,7 +21,7 @@ def serve(ctx: typer.Context) -> None:
     raise typer.Exit(code)
 
 
-@app.command(cls=ConfiguredCommand, context_settings=_FREE, options_metavar="--model DIR [FLAGS]")
+@app.command(cls=ConfiguredCommand, context_settings=FREE, options_metavar="--model DIR [FLAGS]")
 def explain(ctx: typer.Context, as_json: AsJson = False) -> None:
     """Show what serve would do with the same flags, and why, without starting anything."""
     from server.engines import load_configs
@@ -64,7 +37,7 @@ def explain(ctx: typer.Context, as_json: AsJson = False) -> None:
     raise typer.Exit(2 if any(one["problem"] for one in explained) else 0)
 
 
-@app.command(cls=ConfiguredCommand, context_settings=_FREE, options_metavar="DIR [FLAGS]")
+@app.command(cls=ConfiguredCommand, context_settings=FREE, options_metavar="DIR [FLAGS]")
 def plan(ctx: typer.Context, as_json: AsJson = False) -> None:
     """Show the memory that a model needs with serve's flags, whether it fits, and how to split it over GPUs."""
     from server.config import load_config

@@ -14,7 +14,7 @@ from server.plan.compare import Option, compare, recommend
 from server.plan.memory import Plan
 from server.plan.model import Model, NotPlannedError, read_model
 from server.plan.settings import device_of, run_of, split_of
-from server.presets import load_presets
+from server.presets import find_preset, load_presets
 
 __all__ = ["NotPlannedError", "Planned", "plan_for"]
 
@@ -44,7 +44,7 @@ def plan_for(config: Config) -> Planned:
         QuantError: the model's files are missing or broken.
         NotPlannedError: a kind of model whose memory is not computed here.
     """
-    preset = load_presets()[config.preset]
+    preset = find_preset(config.preset, load_presets())
     model = read_model(Path(config.model))
     device = device_of(config, preset)
     split = split_of(config.engine)

@@ -53,6 +53,7 @@ class Start:
     pooling: bool = False  # no completions, only embeddings
     answer: dict[str, Any] = field(default_factory=dict)  # the Answer of requests without one of their own
     fail_every: int = 0  # each so manieth streamed completion answers 500
+    when: dict[str, dict[str, Any]] = field(default_factory=dict)  # what differs where the command line has this text
 
 
 @dataclass(frozen=True)
@@ -263,6 +264,9 @@ def main() -> None:
     args, _ = parser.parse_known_args()
     wish = args.model / "fake.json"
     start = Start(**json.loads(wish.read_text())) if wish.exists() else Start()
+    for text, otherwise in start.when.items():
+        if text in " ".join(sys.argv):
+            start = replace(start, **otherwise)
     load(args.model, start)
     if not start.quiet:
         threading.Thread(target=pulse, args=(args.model,), daemon=True).start()

@@ -3,9 +3,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from server.config import load_config
 from server.devices import Device, Devices
 from server.errors import ConfigError, PreflightError
-from server.presets import Automatic, load_presets, select_preset, usable_cores
+from server.presets import Automatic, find_preset, load_presets, select_preset, usable_cores
 
 GOOD = {
     "schema": 1,
@@ -158,3 +159,18 @@ def test_automatic_values_are_found_on_the_machine(tmp_path: Path) -> None:
     assert Automatic(cores=True).resolve(tmp_path) == str(usable_cores())
     assert Automatic(library="libx.so").resolve(tmp_path) is None
     assert usable_cores() >= 1
+
+
+def test_a_preset_may_be_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("schema: 1\nname: mine\ndescription: my own\nmatch: null\nengine: {max-num-seqs: 3}\n")
+    assert find_preset(str(path), {}).flags() == {"max-num-seqs": 3}
+    config = load_config(["--model", "m", "--preset", str(path)], {}, lambda: Devices((), "none here"))
+    assert (config.preset, config.engine["max-num-seqs"]) == (str(path), 3)
+
+
+def test_a_preset_file_that_is_missing_or_misspelt_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"none\.yaml: expected a preset file"):
+        find_preset(str(tmp_path / "none.yaml"), {})
+    with pytest.raises(ConfigError, match="did you mean cpu-smoke"):
+        find_preset("cpu-smok", load_presets())

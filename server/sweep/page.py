@@ -1,0 +1,91 @@
+"""A sweep as one page: the Pareto plot and every point."""
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+from server.document import document, heading, paragraph, table
+from server.plots import FAINT, INK, SERIES, as_svg, figure
+from server.sweep.choose import Candidate, candidates, pareto
+from server.sweep.store import Record
+
+
+def as_html(about: Mapping[str, Any], records: Sequence[Record], best: Candidate | None) -> str:
+    """The page; `about` has the conditions, machine, date, command and note."""
+    found = candidates(records)
+    machine = about["machine"]
+    parts = [
+        paragraph(f"Measured on {about['date']} on {machine['cpu']}, {machine['cores']} cores.", "note"),
+        f"<pre>{escape(about['command'])}</pre>",
+        *([paragraph(about["note"], "warning")] if about["note"] else []),
+        paragraph(f"Best: {best}" if best else "No point was measured that is fast enough.", "ok" if best else "error"),
+        heading("Total and each user's tokens a second"),
+        paragraph("Up and to the right is better; the line joins what no other point beats in both.", "note"),
+        _pareto_plot(found, best) if found else paragraph("No point was measured.", "note"),
+        heading("Points measured"),
+        _measured(records, best),
+        _others(records),
+    ]
+    return document(f"Sweep of {about['model']}", [part for part in parts if part])
+
+
+def _pareto_plot(found: Sequence[Candidate], best: Candidate | None) -> str:
+    front = pareto(found)
+    with figure(height=4.4) as (drawing, [[axes]]):
+        axes.plot([one.user for one in front], [one.total for one in front], "--", color=FAINT, linewidth=1.2, zorder=1)
+        for number, level in enumerate(dict.fromkeys(one.level for one in found)):
+            at = [one for one in found if one.level == level]
+            colour, marker = SERIES[number % len(SERIES)], "os^D"[number % 4]
+            axes.plot(
+                [one.user for one in at],
+                [one.total for one in at],
+                marker=marker,
+                linestyle="",
+                color=colour,
+                label=level,
+            )
+        if best is not None:
+            axes.plot([best.user], [best.total], marker="o", linestyle="", markersize=15, markerfacecolor="none",
+                      markeredgecolor=INK, label="best")  # fmt: skip
+        axes.set(xlabel="tokens a second of one user, median", ylabel="tokens a second, all users")
+        axes.set_xlim(0, 1.1 * max(one.user for one in found))
+        axes.set_ylim(0, 1.1 * max(one.total for one in found))
+        axes.legend(loc="upper left", bbox_to_anchor=(0, 1.12), ncols=5, borderaxespad=0)
+        return as_svg(drawing, "Total tokens a second over one user's, a mark a point of the sweep and level of load")
+
+
+def _measured(records: Sequence[Record], best: Candidate | None) -> str:
+    found = [record for record in records if record.status == "measured"]
+    if not found:
+        return ""
+    names = list(dict.fromkeys(name for record in found for name in record.point))
+    levels = list(dict.fromkeys(level["level"] for record in found for level in record.levels))
+    columns = [f"{level} {what}" for level in levels for what in ("tok/s", "a user", "TTFT ms p50")]
+    rows = []
+    for record in sorted(found, key=lambda one: -max((level["tokens_per_s"] for level in one.levels), default=0)):
+        by_level = {level["level"]: level for level in record.levels}
+        cells = [_cell(record.point.get(name)) for name in names]
+        cells += [text for level in levels for text in _figures(by_level.get(level))]
+        rows.append(["best" if best and record is best.record else "", *cells, _cell(record.ready_s)])
+    return table(["", *names, *columns, "start s"], rows)
+
+
+def _figures(level: Mapping[str, Any] | None) -> tuple[str, str, str]:
+    if level is None or level["user_tokens_per_s"] is None or level["ttft"] is None:
+        return ("", "", "")
+    return (f"{level['tokens_per_s']:.1f}", f"{level['user_tokens_per_s']:.1f}", f"{level['ttft']['p50'] * 1e3:.0f}")
+
+
+def _others(records: Sequence[Record]) -> str:
+    rows = []
+    for record in records:
+        if record.status != "measured":
+            point = " ".join(f"{name}={_cell(value)}" for name, value in record.point.items())
+            remedy = f" {record.diagnosis['title']}. {' '.join(record.diagnosis['remedy'])}" if record.diagnosis else ""
+            rows.append((point, record.status, record.reason + remedy))
+    head = ("point", "came to", "why")
+    return heading("Points skipped or failed") + table(head, rows, text=(0, 1, 2)) if rows else ""
+
+
+def _cell(value: object) -> str:
+    return "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
