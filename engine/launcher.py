@@ -25,11 +25,12 @@ from vllm.platforms import current_platform
 from vllm.plugins import load_general_plugins
 from vllm.usage.usage_lib import UsageContext
 from vllm.utils.argparse_utils import FlexibleArgumentParser
+from vllm.utils.import_utils import resolve_obj_by_qualname
 from vllm.utils.system_utils import decorate_logs
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from engine import progress, quantization
+from engine import graph_check, progress, quantization
 from engine.loader import LOAD_FORMAT
 
 PULSE_INTERVAL = 1.0  # seconds
@@ -51,11 +52,20 @@ def parse(arguments: list[str]) -> Namespace:
     load_general_plugins()  # the quantization methods and load formats that flags may name
     parser = make_arg_parser(FlexibleArgumentParser(prog="python -m engine"))
     parser.set_defaults(load_format=LOAD_FORMAT)
+    if current_platform.is_cuda():
+        parser.set_defaults(worker_extension_cls=graph_check.EXTENSION)
     args: Namespace = parser.parse_args(arguments)
     if args.model_tag is not None:
         args.model = args.model_tag
     if args.headless or (args.api_server_count or 1) > 1:
         parser.error("expected one API server in this process, got --headless or --api-server-count")
+    if current_platform.is_cuda() and not args.enforce_eager:
+        extension = resolve_obj_by_qualname(args.worker_extension_cls)
+        if not issubclass(extension, graph_check.GraphSwitch):
+            parser.error(
+                f"--worker-extension-cls: expected a subclass of {graph_check.EXTENSION}, which compares CUDA graphs "
+                f"with eager steps, got {args.worker_extension_cls}; or pass --enforce-eager"
+            )
     if (config := quantization.modelopt_config(Path(args.model))) and isinstance(args.hf_overrides, dict):
         args.hf_overrides = {"quantization_config": config} | args.hf_overrides
     validate_parsed_serve_args(args)
@@ -120,8 +130,7 @@ async def _engine(args: Namespace) -> AsyncIterator[EngineClient]:
     """The client of an engine process that is up."""
     progress.phase("configuring")
     asked_for = os.environ.get(START_METHOD)
-    if not current_platform.is_cuda_alike():
-        inspect_here(args.model)
+    inspect_here(args.model)
     config = AsyncEngineArgs.from_cli_args(args).create_engine_config(UsageContext.OPENAI_API_SERVER)
     # vLLM's CPU platform has just put `spawn` there. Forking is safe in this process, where no OpenMP region has run
     # yet; where CUDA is initialized already, vLLM spawns all the same.
@@ -139,6 +148,8 @@ async def _engine(args: Namespace) -> AsyncIterator[EngineClient]:
     )
     try:
         await engine.reset_mm_cache()  # memory that profiling leaves behind
+        if current_platform.is_cuda() and not config.model_config.enforce_eager:
+            progress.settle(await graph_check.check(engine))
         yield engine
     finally:
         engine.shutdown()
@@ -148,8 +159,9 @@ def inspect_here(model: str) -> None:
     """Imports the class of the model in directory `model` and registers it with vLLM as already inspected.
 
     vLLM finds out what a model class can do in a new interpreter, lest importing the class initializes CUDA in this
-    one. That takes some ten seconds when a machine first sees the architecture; without a GPU there is nothing to
-    protect, and the engine process forked later needs the class anyway. What is no local directory is left to vLLM.
+    one. That takes some ten seconds when a machine first sees the architecture, and the engine process forked later
+    needs the class anyway; should CUDA be initialized by it, vLLM spawns that process, which is slower and as right.
+    What is no local directory is left to vLLM.
     """
     config = Path(model) / "config.json"
     if not config.is_file():

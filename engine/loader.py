@@ -35,6 +35,9 @@ class ReportingLoader(DefaultModelLoader):  # type: ignore[misc]  # vLLM's class
                 cpu_attention.call_directly(model)
         reason = "all parameters and buffers of this rank, once loaded"
         progress.decision("weights in memory", f"{bytes_held(model)} bytes", reason)
+        if current_platform.is_cuda():
+            peak = torch.cuda.max_memory_allocated()
+            progress.decision("memory while loading", f"{peak} bytes", "the most that was allocated on this rank's GPU")
         progress.phase("warmup")
         return model
 

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+from engine import progress
+
 
 class PatchMismatchError(RuntimeError):
     """The code that a patch replaces is not the code it was written against."""
@@ -59,10 +61,19 @@ class Patch:
         setattr(module, attribute, replacement)
 
 
-def apply() -> None:
-    """Applies the manifest. Raises PatchMismatchError before anything is half done by the engine."""
+def apply(*, forced: bool = False) -> None:
+    """Applies the manifest. Raises PatchMismatchError before anything is half done by the engine.
+
+    `forced` (VOLTSERVE_FORCE_VOLTA, for trials on other GPUs with other releases): what does not match is left as it
+    is, and told.
+    """
     for patch in MANIFEST:
-        patch.apply()
+        try:
+            patch.apply()
+        except PatchMismatchError as mismatch:
+            if not forced:
+                raise
+            progress.decision(f"patch of {patch.target}", "left out", str(mismatch))
 
 
 def _store_on_its_own_address(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,6 +1,26 @@
-"""Entry point of vLLM's `vllm.general_plugins`: registers what the overlay adds. vLLM calls it in every process."""
+"""Entry points of vLLM: `platform` (`vllm.platform_plugins`) and `register` (`vllm.general_plugins`).
 
+vLLM calls both in every process.
+"""
+
+import os
 from functools import cache
+
+from engine import gpus, progress, volta
+
+
+def platform() -> str | None:
+    """The path of the overlay's platform where V100s are visible; None leaves the platform to vLLM.
+
+    vLLM swallows what is raised here, so a refusal waits for `register`.
+    """
+    return "engine.platform.VoltaPlatform" if _chosen_platform().choice == "Volta" else None
+
+
+def _chosen_platform() -> volta.Choice:
+    if not gpus.engine_is_cuda_build():
+        return volta.Choice("platform", "CPU", "the installed vLLM is its CPU build")
+    return volta.choose_platform(gpus.visible(), forced=gpus.forced(os.environ))
 
 
 @cache
@@ -9,6 +29,7 @@ def register() -> None:
 
     Raises:
         PatchMismatchError: something we replace is not what it was when the patch was written.
+        ValueError: V100s and other GPUs are visible, or the variable that forces the platform is malformed.
     """
     from vllm.model_executor.layers.quantization import register_quantization_config
     from vllm.model_executor.model_loader import register_model_loader
@@ -19,7 +40,8 @@ def register() -> None:
     from engine.quantization import NAME, QuasarNvfp4Config
 
     process.follow_launcher()
-    patches.apply()
+    patches.apply(forced=gpus.forced(os.environ))
+    progress.settle(_chosen_platform())
     if current_platform.device_type == "cpu":
         cpu_layers.register()
         cpu_attention.register()

@@ -12,6 +12,8 @@ import sys
 import time
 from functools import cache
 
+from engine.volta import Choice
+
 SOCKET_VARIABLE = "VOLTSERVE_PROGRESS_SOCKET"
 MAX_BYTES = 4096
 MAX_TEXT = 400  # characters of one field; three fields of three-byte characters still fit a datagram
@@ -27,6 +29,18 @@ def phase(name: str) -> None:
 def decision(what: str, choice: str, reason: str) -> None:
     """Says that the engine chose `choice` for `what` by itself, and why."""
     _send({"event": "decision", "what": what, "choice": choice, "reason": reason, "rank": world_rank()})
+
+
+def settle(chosen: Choice) -> Choice:
+    """Tells a choice and returns it.
+
+    Raises:
+        ValueError: it is why the engine must not start.
+    """
+    if chosen.problem:
+        raise ValueError(chosen.problem)
+    decision(chosen.what, chosen.choice, chosen.reason)
+    return chosen
 
 
 def pulse() -> None:

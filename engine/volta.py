@@ -1,0 +1,170 @@
+"""What the overlay decides on a Tesla V100: pure functions of the standard library, which run and are tested anywhere.
+
+`engine.platform` carries the decisions out; `python -m engine.volta` prints those that need no GPU, for `voltserve
+explain`.
+"""
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+CAPABILITY = (7, 0)
+FORCE_VARIABLE = "VOLTSERVE_FORCE_VOLTA"
+DTYPE = "float16"
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A visible GPU: CUDA's index, name, compute capability."""
+
+    index: int
+    name: str
+    capability: tuple[int, int]
+
+    def __str__(self) -> str:
+        return f"GPU {self.index} {self.name} ({self.capability[0]}.{self.capability[1]})"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One automatic choice, or with `problem` why the engine must not start."""
+
+    what: str
+    choice: str
+    reason: str
+    problem: str | None = None
+
+
+@dataclass(frozen=True)
+class Attention:
+    """An attention backend of vLLM's registry that sm_70 can run; `head_sizes` empty: any."""
+
+    name: str
+    reason: str
+    head_sizes: tuple[int, ...] = ()
+
+
+# In order of preference. FlashAttention needs compute capability 8.0, FlashInfer 7.5.
+ATTENTION = (
+    Attention("TRITON_ATTN", "vLLM's paged attention in Triton, which runs on compute capability 7.0"),
+    Attention("FLEX_ATTENTION", "PyTorch's, where Triton's paged attention does not take the layer"),
+)
+
+
+def choose_platform(gpus: Sequence[Gpu], *, forced: bool) -> Choice:
+    """Whether these GPUs get the overlay's platform (`choice` "Volta"), vLLM's own ("CUDA"), or none (`problem`)."""
+    volta = [gpu for gpu in gpus if gpu.capability == CAPABILITY]
+    listed = ", ".join(map(str, gpus))
+    if forced and gpus:
+        return Choice("platform", "Volta", f"forced by {FORCE_VARIABLE}; found {listed}")
+    if not volta:
+        return Choice("platform", "CUDA", f"no visible GPU has compute capability 7.0: {listed or 'there is none'}")
+    if len(volta) == len(gpus):
+        return Choice("platform", "Volta", f"every visible GPU has compute capability 7.0: {listed}")
+    problem = (
+        f"expected visible GPUs that all have compute capability 7.0, got {listed}. Hide the others with "
+        "CUDA_VISIBLE_DEVICES, or start with --volta force, which treats every one as a V100"
+    )
+    return Choice("platform", "Volta", "mixed GPUs", problem)
+
+
+def choose_dtype(dtype: str, model_type: str) -> Choice:
+    """What activations and 16-bit weights are computed in; `dtype` is what vLLM would take for this model."""
+    if dtype == DTYPE:
+        return Choice("dtype", DTYPE, "a V100 has tensor cores for float16 and no bfloat16")
+    problem = (
+        f"model type {model_type!r}: expected a model that runs in {DTYPE} on a V100, got {dtype}. Pass --dtype "
+        f"{DTYPE}, or where vLLM says that the model does not support it, serve another model"
+    )
+    return Choice("dtype", dtype, "", problem)
+
+
+def choose_cache_dtype(asked: str, directive: str) -> Choice:
+    """What keys and values are cached in.
+
+    `asked`: --kv-cache-dtype, with the checkpoint's wish in place of auto; `directive`: that wish, or "auto".
+    """
+    what = "KV cache dtype"
+    if asked in ("auto", DTYPE):
+        return Choice(what, DTYPE, "as the activations; sm_70 has no 8-bit floating point")
+    if asked == directive:
+        return Choice(what, DTYPE, f"the checkpoint asks for {directive}, whose kernels do not compile for sm_70")
+    problem = f"--kv-cache-dtype: expected auto or {DTYPE} on a V100, got {asked}, which does not compile for sm_70"
+    return Choice(what, asked, "", problem)
+
+
+def choose_attention(asked: str | None, head_size: int, rows: Sequence[Attention] = ATTENTION) -> Choice:
+    """The attention backend for heads of `head_size`; `asked`: --attention-backend."""
+    what = "attention backend"
+    if asked is not None:
+        return Choice(what, asked, "--attention-backend asks for it")
+    passed: list[str] = []
+    for row in rows:
+        if not row.head_sizes or head_size in row.head_sizes:
+            return Choice(what, row.name, "; ".join([row.reason, *passed]))
+        passed.append(f"{row.name} takes heads of {', '.join(map(str, row.head_sizes))}, not {head_size}")
+    return Choice(what, "", "", f"{what}: expected one that takes heads of {head_size}, got none ({'; '.join(passed)})")
+
+
+Links = Literal["nvlink", "pcie"]
+
+
+def choose_all_reduce(ranks: int, *, disabled: bool, links: Links, probe: str | None) -> Choice:
+    """Whether vLLM's own all-reduce runs ("custom") or NCCL's.
+
+    `probe`: what came of writing through peer memory and reading back, "" where every byte was right; None: not tried.
+    """
+    what = "all-reduce"
+    if ranks == 1:
+        return Choice(what, "none", "one GPU computes alone")
+    if disabled:
+        return Choice(what, "NCCL", "--disable-custom-all-reduce asks for it")
+    if links == "pcie":
+        return Choice(what, "NCCL", "vLLM's own hangs or returns wrong data over PCIe on many boards")
+    if probe is None:
+        return Choice(what, "custom, if peer memory proves right", "all GPUs are joined by NVLink; tried at the start")
+    if probe:
+        return Choice(what, "NCCL", f"peer memory was tried and is not to be trusted: {probe}")
+    return Choice(what, "custom", "all GPUs are joined by NVLink, and what went through peer memory arrived unchanged")
+
+
+def choose_graphs(*, enforce_eager: bool) -> Choice:
+    """Whether decoding steps are replayed as CUDA graphs."""
+    if enforce_eager:
+        return Choice("CUDA graphs", "off", "--enforce-eager asks for it")
+    return Choice(
+        "CUDA graphs",
+        "full, of decoding steps, without compilation",
+        "Triton and Inductor have no tensor cores on sm_70; compared with eager steps before the engine is ready",
+    )
+
+
+def explain(given: dict[str, Any]) -> list[Choice]:
+    """The decisions that need no GPU.
+
+    `given`: dtype, model_type, kv_cache_dtype, kv_directive, attention_backend, head_size, ranks, nvlink,
+    disable_custom_all_reduce, enforce_eager; as the choices' arguments above.
+    """
+    return [
+        choose_dtype(given["dtype"], given["model_type"]),
+        choose_cache_dtype(given["kv_cache_dtype"], given["kv_directive"]),
+        choose_attention(given["attention_backend"], given["head_size"]),
+        choose_all_reduce(
+            given["ranks"],
+            disabled=given["disable_custom_all_reduce"],
+            links="nvlink" if given["nvlink"] else "pcie",
+            probe=None,
+        ),
+        choose_graphs(enforce_eager=given["enforce_eager"]),
+    ]
+
+
+def main() -> None:
+    """Reads `given` as JSON from standard input, prints the choices as JSON."""
+    print(json.dumps([asdict(choice) for choice in explain(json.load(sys.stdin))]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine import volta
+from engine.volta import Attention, Gpu
+
+V100 = Gpu(0, "Tesla V100-SXM2-16GB", (7, 0))
+A100 = Gpu(1, "NVIDIA A100", (8, 0))
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "forced", "expected"),
+    [
+        ([V100], False, "Volta"),
+        ([V100, Gpu(1, "Tesla V100-PCIE-32GB", (7, 0))], False, "Volta"),
+        ([A100], False, "CUDA"),
+        ([], False, "CUDA"),
+        ([A100], True, "Volta"),
+        ([V100, A100], True, "Volta"),
+        ([], True, "CUDA"),
+    ],
+)
+def test_the_platform_follows_from_every_visible_gpu(gpus: list[Gpu], forced: bool, expected: str) -> None:
+    chosen = volta.choose_platform(gpus, forced=forced)
+    assert (chosen.choice, chosen.problem) == (expected, None)
+    assert all(gpu.name in chosen.reason for gpu in gpus)
+
+
+@pytest.mark.parametrize("gpus", [[V100, A100], [A100, V100]])
+def test_mixed_gpus_are_refused_by_name(gpus: list[Gpu]) -> None:
+    problem = volta.choose_platform(gpus, forced=False).problem
+    assert problem is not None
+    assert all(str(gpu) in problem for gpu in gpus)
+    assert "CUDA_VISIBLE_DEVICES" in problem
+
+
+def test_a_forced_platform_says_so() -> None:
+    assert "forced" in volta.choose_platform([A100], forced=True).reason
+
+
+def test_a_model_that_refuses_float16_is_named() -> None:
+    assert volta.choose_dtype("float16", "qwen3").problem is None
+    problem = volta.choose_dtype("float32", "gemma3").problem
+    assert problem is not None
+    assert "'gemma3'" in problem
+    assert "--dtype float16" in problem
+
+
+@pytest.mark.parametrize(
+    ("asked", "directive", "refused"),
+    [
+        ("auto", "auto", False),
+        ("float16", "auto", False),
+        ("fp8", "fp8", False),  # the checkpoint's wish
+        ("fp8_e4m3", "auto", True),  # the user's
+        ("bfloat16", "auto", True),
+    ],
+)
+def test_keys_and_values_are_float16(asked: str, directive: str, refused: bool) -> None:
+    chosen = volta.choose_cache_dtype(asked, directive)
+    assert (chosen.problem is not None) == refused
+    if refused:
+        assert asked in str(chosen.problem)
+    else:
+        assert chosen.choice == "float16"
+        assert (directive in chosen.reason) == (directive != "auto")
+
+
+ROWS = (Attention("OURS", "fast", head_sizes=(64, 128)), Attention("TRITON_ATTN", "slower"))
+
+
+@pytest.mark.parametrize(("head_size", "expected"), [(64, "OURS"), (128, "OURS"), (80, "TRITON_ATTN")])
+def test_the_first_attention_that_takes_the_heads_is_chosen(head_size: int, expected: str) -> None:
+    chosen = volta.choose_attention(None, head_size, ROWS)
+    assert chosen.choice == expected
+    assert ("OURS takes heads of 64, 128, not 80" in chosen.reason) == (head_size == 80)
+
+
+def test_the_users_attention_is_taken() -> None:
+    assert volta.choose_attention("FLEX_ATTENTION", 64, ROWS).choice == "FLEX_ATTENTION"
+
+
+def test_heads_that_no_attention_takes_are_refused() -> None:
+    problem = volta.choose_attention(None, 80, ROWS[:1]).problem
+    assert problem is not None
+    assert "80" in problem
+
+
+def test_every_attention_offered_is_one_of_vllms() -> None:
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+    assert {row.name for row in volta.ATTENTION} <= set(AttentionBackendEnum.__members__)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "disabled", "links", "probe", "expected"),
+    [
+        (1, False, "pcie", None, "none"),
+        (2, True, "nvlink", "", "NCCL"),
+        (2, False, "pcie", None, "NCCL"),
+        (2, False, "nvlink", "GPU 0 to 1: 3 elements arrived changed", "NCCL"),
+        (2, False, "nvlink", "", "custom"),
+        (2, False, "nvlink", None, "custom, if peer memory proves right"),
+    ],
+)
+def test_vllms_all_reduce_needs_nvlink_and_peer_memory_that_proved_right(
+    ranks: int, disabled: bool, links: volta.Links, probe: str | None, expected: str
+) -> None:
+    chosen = volta.choose_all_reduce(ranks, disabled=disabled, links=links, probe=probe)
+    assert chosen.choice == expected
+    assert (probe or "") in chosen.reason
+
+
+def given(**changes: Any) -> dict[str, Any]:
+    usual = {
+        "dtype": "float16",
+        "model_type": "qwen3",
+        "kv_cache_dtype": "auto",
+        "kv_directive": "auto",
+        "attention_backend": None,
+        "head_size": 128,
+        "ranks": 2,
+        "nvlink": False,
+        "disable_custom_all_reduce": True,
+        "enforce_eager": True,
+    }
+    return usual | changes
+
+
+def test_explaining_runs_on_the_standard_library_alone() -> None:
+    """-S leaves out site-packages: neither torch nor vLLM can be imported."""
+    done = subprocess.run(
+        [sys.executable, "-S", "-m", "engine.volta"],
+        input=json.dumps(given(enforce_eager=False)),
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT,
+    )
+    told = {choice["what"]: choice for choice in json.loads(done.stdout)}
+    assert set(told) == {"dtype", "KV cache dtype", "attention backend", "all-reduce", "CUDA graphs"}
+    assert told["CUDA graphs"]["choice"] != "off"
+    assert all(choice["reason"] for choice in told.values())
