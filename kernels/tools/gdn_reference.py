@@ -17,12 +17,12 @@ def causal_conv1d(
     continued: list[bool],
 ) -> torch.Tensor:
     """y float64 [T, C] of x [T, C], weight [C, 4]; updates state [S, 3, C], which may be of any dtype."""
-    y = torch.zeros(x.shape, dtype=torch.float64)
+    y = torch.zeros(x.shape, dtype=torch.float64, device=x.device)
     for request, slot in enumerate(slots):
         tokens = x[starts[request] : starts[request + 1]].double()
         if slot < 0 or not len(tokens):
             continue
-        past = state[slot].double() if continued[request] else torch.zeros(TAPS - 1, x.shape[1], dtype=torch.float64)
+        past = state[slot].double() if continued[request] else tokens.new_zeros(TAPS - 1, x.shape[1])
         inputs = torch.cat([past, tokens])
         windows = inputs.unfold(0, TAPS, 1)  # [tokens, C, 4]
         y[starts[request] : starts[request + 1]] = functional.silu((windows * weight.double()).sum(-1))
@@ -51,7 +51,7 @@ def gated_delta_rule(
     v = wide[:, 2 * key_heads :]
     decay = torch.exp(-a_log.double().exp() * functional.softplus(a.double() + dt_bias.double()))
     beta = torch.sigmoid(b.double())
-    out = torch.zeros(len(qkv), value_heads, dim, dtype=torch.float64)
+    out = torch.zeros(len(qkv), value_heads, dim, dtype=torch.float64, device=qkv.device)
     for request, slot in enumerate(slots):
         if slot < 0 or starts[request] == starts[request + 1]:
             continue
