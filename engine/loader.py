@@ -13,6 +13,7 @@ from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 from vllm.platforms import current_platform
 
 from engine import cpu_attention, progress
+from engine.overflow import OverflowCheck
 from quant.safetensors_file import INDEX_NAME
 
 LOAD_FORMAT = "voltserve"
@@ -42,8 +43,14 @@ class ReportingLoader(DefaultModelLoader):  # type: ignore[misc]  # vLLM's class
         return model
 
     def load_weights(self, model: nn.Module, model_config: ModelConfig) -> None:
-        """Loads the weights; what quantized layers then make of them is still phase `weights`."""
+        """Loads the weights; what quantized layers then make of them is still phase `weights`.
+
+        Raises:
+            QuantError: a tensor does not fit into float16, which the engine computes in.
+        """
+        self._overflow = OverflowCheck(model_config.dtype)
         super().load_weights(model, model_config)
+        self._overflow.judge(model)
         self._progress.finish()
 
     def _get_weights_iterator(
@@ -60,9 +67,11 @@ class ReportingLoader(DefaultModelLoader):  # type: ignore[misc]  # vLLM's class
         shards = shard_names(Path(folder))
         only_file = Path(files[0]).name if len(files) == 1 else ""
         for name, tensor in super()._get_weights_iterator(source):
+            file = shards.get(name.removeprefix(source.prefix), only_file)
+            self._overflow.look_at(name, tensor, file)
             yield name, tensor
             # Only now has vLLM copied the bytes out of the mapped file.
-            self._progress.advance(tensor.nbytes, shards.get(name.removeprefix(source.prefix), only_file))
+            self._progress.advance(tensor.nbytes, file)
 
 
 def bytes_held(model: nn.Module) -> int:

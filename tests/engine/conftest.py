@@ -1,14 +1,22 @@
 """Tensor-parallel layers of vLLM in this one process: rank and size are faked, weights are sharded for real."""
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import nn
 from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.config.load import LoadConfig
 from vllm.model_executor import parameter
 from vllm.model_executor.layers import linear
+from vllm.model_executor.model_loader import get_model_loader
+
+from engine import loader, plugin
 
 AsRank = Callable[[int, int], None]
+LoadWeights = Callable[..., None]
 
 
 @pytest.fixture
@@ -29,3 +37,17 @@ def as_rank(vllm_config: VllmConfig, monkeypatch: pytest.MonkeyPatch) -> AsRank:
 
     torch.set_default_dtype(torch.float32)
     return fake
+
+
+@pytest.fixture
+def load(monkeypatch: pytest.MonkeyPatch) -> LoadWeights:
+    """load(directory, model): the load format's own loader, without an engine."""
+    plugin.register()
+    monkeypatch.setattr(loader.ReportingLoader, "_init_ep_weight_filter", lambda *_: None)
+
+    def run(directory: Path, model: nn.Module, dtype: torch.dtype = torch.float32) -> None:
+        config = SimpleNamespace(model=str(directory), revision=None, quantization=None, dtype=dtype)
+        model_loader = get_model_loader(LoadConfig(load_format=loader.LOAD_FORMAT))
+        model_loader.load_weights(model, config)
+
+    return run

@@ -3,17 +3,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
-from vllm.config.load import LoadConfig
-from vllm.model_executor.model_loader import get_model_loader
 
-from engine import loader, plugin, progress
+from engine import loader, progress
 
 
 class Reader(nn.Module):
@@ -40,19 +37,6 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     return messages
 
 
-@pytest.fixture
-def load(monkeypatch: pytest.MonkeyPatch) -> Any:
-    plugin.register()
-    monkeypatch.setattr(loader.ReportingLoader, "_init_ep_weight_filter", lambda *_: None)
-
-    def run(directory: Path, model: nn.Module | None = None) -> None:
-        config = SimpleNamespace(model=str(directory), revision=None, quantization=None)
-        model_loader = get_model_loader(LoadConfig(load_format=loader.LOAD_FORMAT))
-        model_loader.load_weights(model or Reader(), config)
-
-    return run
-
-
 def write_shards(directory: Path) -> int:
     """Two shards and their index; returns the bytes of the files."""
     first, second = {"a": torch.zeros(100), "b": torch.zeros(50)}, {"c": torch.zeros(7)}
@@ -66,7 +50,7 @@ def write_shards(directory: Path) -> int:
 
 def test_bytes_are_told_by_shard_up_to_the_whole(tmp_path: Path, told: list[dict[str, Any]], load: Any) -> None:
     size = write_shards(tmp_path)
-    load(tmp_path)
+    load(tmp_path, Reader())
     told = [message for message in told if message["event"] == "progress"]  # registering tells decisions
     assert [(message["done"], message["file"]) for message in told] == [
         (400, "model-1.safetensors"),
@@ -79,7 +63,7 @@ def test_bytes_are_told_by_shard_up_to_the_whole(tmp_path: Path, told: list[dict
 
 def test_a_single_file_is_named_without_an_index(tmp_path: Path, told: list[dict[str, Any]], load: Any) -> None:
     save_file({"a": torch.zeros(10)}, tmp_path / "model.safetensors")
-    load(tmp_path)
+    load(tmp_path, Reader())
     assert told[0]["file"] == "model.safetensors"
 
 
