@@ -10,10 +10,11 @@ MAX_LINE = 4000  # characters; longer lines are cut, so that no output can exhau
 
 _LEVEL = re.compile(r"^(?:\([^)]*\) *)*\W*(DEBUG|INFO|WARNING|ERROR|CRITICAL)\b")
 _PREFIX = re.compile(r"^(?:\([^)]*\) *)+")
-# The last line of a traceback (`ValueError: …`, `torch.OutOfMemoryError: …`), the head of a native crash, and the
-# engine launcher's own account of how its processes ended.
+# The last line of a traceback (`ValueError: …`, `torch.OutOfMemoryError: …`), the head of a native crash, a rank whose
+# process ended, and the engine launcher's own account of how its processes ended.
 _TELLING = re.compile(
-    r"[A-Za-z_][\w.]*(?:Error|Exception|Exit)\b(?::|$)|.*(?:Segfault encountered|Segmentation fault)|the engine died: "
+    r"[A-Za-z_][\w.]*(?:Error|Exception|Exit)\b(?::|$)|.*(?:Segfault encountered|Segmentation fault)"
+    r"|Worker proc \S+ died|the engine died: "
 )
 
 

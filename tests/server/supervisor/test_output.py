@@ -76,6 +76,12 @@ async def test_only_the_last_lines_are_kept() -> None:
             "(APIServer pid=1) the engine died: EngineCore was killed by SIGKILL\nlast\n",
             ["the engine died: EngineCore was killed by SIGKILL"],
         ),
+        (
+            "(EngineCore pid=1) ERROR 11-29 21:39:27 [m.py:9] Worker proc VllmWorker-1 died unexpectedly, …\n"
+            + "frame\n" * 100
+            + "RuntimeError: Executor failed.\n",
+            ["Worker proc VllmWorker-1 died unexpectedly, …", "RuntimeError: Executor failed."],
+        ),
         ("INFO x\nERROR 11-29 21:39:27 [a.py:1] it broke\nINFO y\n", ["ERROR 11-29 21:39:27 [a.py:1] it broke"]),
         ("one\ntwo\nthree\nfour\n", ["two", "three", "four"]),
         ("", []),
