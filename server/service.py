@@ -69,7 +69,7 @@ class Service:
             if body["state"] == "failed":
                 raise ServiceFailedError(body["last_exit"] or body["reason"], body["diagnosis"])
             phase = (body["progress"] or {}).get("phase") or body["state"]
-            on_progress(Progress(what, round(time.monotonic() - began), 0, "s", phase))
+            on_progress(Progress(what, 0, 1, "start", f"{phase}, {time.monotonic() - began:.0f} s"))
             time.sleep(POLL)
 
     def stop(self) -> int:

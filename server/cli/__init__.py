@@ -7,13 +7,13 @@ import click
 import typer
 from typer.core import TyperGroup
 
-from server.cli import bench, evaluation, keys, models, serving, sweep
+from server.cli import bench, evaluation, keys, models, serving, smoke, sweep
 
 # Every command has its place in the help here; a test finds one that is left out.
 SECTIONS = {
     "Serving": ("serve", "explain", "plan", "doctor", "keys"),
     "Models": ("model", "quantize", "convert", "verify", "inspect"),
-    "Measuring": ("eval", "bench", "sweep"),
+    "Measuring": ("smoke", "eval", "bench", "sweep"),
     "About": ("version",),
 }
 
@@ -40,7 +40,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-for commands in (serving.app, models.app, evaluation.app, bench.app, sweep.app):
+for commands in (serving.app, models.app, evaluation.app, bench.app, sweep.app, smoke.app):
     app.add_typer(commands)
 app.add_typer(keys.app, name="keys")
 

@@ -51,6 +51,7 @@ class Start:
     hang: bool = False  # never listen
     refuse: bool = False  # completions answer 500
     pooling: bool = False  # no completions, only embeddings
+    odd: bool = False  # log-probabilities as of a model that says one thing only
     answer: dict[str, Any] = field(default_factory=dict)  # the Answer of requests without one of their own
     fail_every: int = 0  # each so manieth streamed completion answers 500
     when: dict[str, dict[str, Any]] = field(default_factory=dict)  # what differs where the command line has this text
@@ -63,6 +64,8 @@ class Answer:
     tokens: int = 3  # or max_tokens, where the request says ignore_eos
     first_delay: float = 0.0  # seconds before the first token, beside its `delay`
     delay: float = 0.0  # seconds before each token
+    word: str = "字"  # what each token's text begins with
+    score: float = -1.0  # the log-probability of each token of an echoed prompt
     kill_after: int | None = None  # SIGKILL to ourselves after so many tokens
     half_event: bool = False  # the last token before the kill is cut in the middle
 
@@ -74,6 +77,7 @@ class FakeEngine:
         self.model = model
         self.names = names
         self.start = start
+        self.responses: set[str] = set()
         self.stats: dict[str, Any] = {
             "running": 0,
             "tokens": 0,
@@ -90,8 +94,9 @@ class FakeEngine:
                 Route("/sleep", self.health, methods=["POST"]),
                 Route("/v1/models", self.models),
                 Route("/v1/embeddings", self.embeddings, methods=["POST"]),
-                Route("/v1/responses/{id}", self.echo),
-                Route("/v1/responses/{id}/cancel", self.echo, methods=["POST"]),
+                Route("/v1/responses", self.respond, methods=["POST"]),
+                Route("/v1/responses/{id}", self.kept),
+                Route("/v1/responses/{id}/cancel", self.kept, methods=["POST"]),
                 *([] if start.pooling else [Route("/v1/completions", self.complete, methods=["POST"])]),
                 *([] if start.pooling else [Route("/v1/chat/completions", self.complete, methods=["POST"])]),
             ]
@@ -115,8 +120,21 @@ class FakeEngine:
         model = (await request.json())["model"]
         return JSONResponse({"object": "list", "data": [vector], "model": model, "usage": usage})
 
-    async def echo(self, request: Request) -> Response:
-        return JSONResponse({"id": request.path_params["id"], "query": request.url.query, "method": request.method})
+    async def respond(self, request: Request) -> Response:
+        body = await request.json()
+        previous = body.get("previous_response_id")
+        if previous is not None and previous not in self.responses:
+            return _not_found(f"Response with id '{previous}' not found.")
+        made = f"resp_{len(self.responses)}_{id(self)}"
+        self.responses.add(made)
+        return JSONResponse({"id": made, "object": "response", "status": "completed", "output": []})
+
+    async def kept(self, request: Request) -> Response:
+        which = request.path_params["id"]
+        if which not in self.responses:
+            return _not_found(f"Response with id '{which}' not found.")
+        seen = {"query": request.url.query, "method": request.method}
+        return JSONResponse({"id": which, "object": "response", "status": "completed", "output": [], **seen})
 
     async def complete(self, request: Request) -> Response:
         body = await request.json()
@@ -124,8 +142,7 @@ class FakeEngine:
         if self.start.refuse:
             return JSONResponse({"error": {"message": "no kernel image", "code": 500}}, 500)
         if body["model"] not in self.names:
-            error = {"message": f"The model `{body['model']}` does not exist.", "type": "NotFoundError", "code": 404}
-            return JSONResponse({"error": error}, 404)
+            return _not_found(f"The model `{body['model']}` does not exist.")
         answer = Answer(**{**self.start.answer, **body.get("fake", {})})
         if body.get("ignore_eos"):
             answer = replace(answer, tokens=body["max_tokens"])
@@ -148,6 +165,11 @@ class FakeEngine:
         finally:
             self.stats["running"] -= 1
         choice = {"index": 0, "finish_reason": "stop", **_content(text, chat=chat, stream=False)}
+        if body.get("logprobs") and not chat:
+            tokens = ["字"] * 12 if self.start.odd else text.split()
+            choice["logprobs"] = {"tokens": tokens, "token_logprobs": [-0.01] * len(tokens)}
+        if body.get("echo"):
+            choice["logprobs"] = {"token_logprobs": [None, *[answer.score] * len(body["prompt"].split())]}
         if body.get("return_token_ids"):
             choice["prompt_token_ids"] = [sum(word.encode()) for word in body["prompt"].split()]
         return JSONResponse(
@@ -163,7 +185,7 @@ class FakeEngine:
         if index == answer.kill_after:
             os.kill(os.getpid(), signal.SIGKILL)
         self.stats["tokens"] += 1
-        return f"字{index} "
+        return f"{answer.word}{index} "
 
     async def events(self, body: dict[str, Any], answer: Answer, *, chat: bool) -> AsyncIterator[bytes]:
         head = _head(body, chat=chat, stream=True)
@@ -184,6 +206,10 @@ class FakeEngine:
         finally:
             self.stats["running"] -= 1
             self.stats["finished" if ended else "aborted"] += 1
+
+
+def _not_found(message: str) -> Response:
+    return JSONResponse({"error": {"message": message, "type": "NotFoundError", "param": None, "code": 404}}, 404)
 
 
 def _head(body: dict[str, Any], *, chat: bool, stream: bool) -> dict[str, Any]:
