@@ -38,20 +38,7 @@ environment() {
   "$VENV/bin/python" -m pip install --quiet --require-hashes --no-deps -r requirements/uv.lock
 }
 
-# torch's CPU build is 180 MB and lives only on the PyTorch index; the default index's build brings CUDA's libraries (7 GB
-# on disk) and runs the same on a CPU. The CPU build's hashes are not locked, since that index did not answer where
-# the locks were made; its version is exact.
-torch() {
-  local cpu_build=(torch==2.10.0+cpu torchvision==0.25.0+cpu torchaudio==2.10.0+cpu)
-  if timeout 60 "$VENV/bin/uv" pip install --quiet --dry-run --no-deps --torch-backend cpu "${cpu_build[@]}" 2>/dev/null; then
-    say "torch: the CPU build, since the PyTorch index answers"
-    "$VENV/bin/uv" pip install --quiet --compile-bytecode --torch-backend cpu "${cpu_build[@]}"
-  else
-    say "torch: the default index's CUDA build, since the PyTorch index does not answer (7 GB on disk)"
-    locked -r requirements/torch.lock
-  fi
-}
-
+torch() { scripts/install_torch_cpu.sh "$VENV/bin/uv"; }
 packages() { locked -r requirements/cpu.lock -r requirements/dev.lock; }
 
 # Our kernels, compiled here against the torch just installed.
@@ -65,7 +52,7 @@ ourselves() {
 
 began=$SECONDS
 step environment environment -- requirements/uv.lock
-step torch torch -- requirements/torch.lock
+step torch torch -- requirements/torch.lock scripts/install_torch_cpu.sh
 step packages packages -- requirements/cpu.lock requirements/dev.lock
 step kernels kernels -- requirements/torch.lock kernels/*.{toml,py,cpp} kernels/{cpu,include}/* kernels/voltserve_kernels/*.py
 step voltserve ourselves -- pyproject.toml packaging/vllm-cpu-metadata/pyproject.toml

@@ -1,0 +1,108 @@
+# voltserve as images. Targets: `gpu` (Tesla V100) and `cpu` (the same path without a GPU). Needs BuildKit.
+#   scripts/docker_build.sh gpu     builds with tag and labels; docs/quickstart.md says how to run it
+#
+# The environment of each target is a stage of its own, from which both the compiling stage and the final image start: no
+# compiler for our kernels and no CUDA toolkit reaches the image, and 7 GB of libraries are written once.
+
+# A Debian with Python 3.10–3.13 as python3. Has no effect on what is installed: every package is locked by hash.
+ARG BASE_IMAGE=python:3.12-slim-bookworm
+
+FROM ${BASE_IMAGE} AS base
+SHELL ["/bin/bash", "-euo", "pipefail", "-c"]
+# Mirrors, where the usual places are slow or out of reach: Debian's (scheme and host), PyPI's, and the PyTorch index's CPU builds.
+ARG DEBIAN_MIRROR
+ARG PYPI_INDEX
+ARG TORCH_CPU_INDEX
+RUN if [[ -n ${DEBIAN_MIRROR:-} ]]; then \
+      find /etc/apt -name '*.sources' -o -name sources.list | xargs sed -i -E "s#https?://[^/ ]+/debian#$DEBIAN_MIRROR/debian#"; \
+    fi; \
+    apt-get update && apt-get install -y --no-install-recommends tini && rm -rf /var/lib/apt/lists/* /var/cache/apt/*
+# The only writable places: /tmp (sockets) and the cache (kernels that Triton compiles).
+RUN useradd --system --uid 10001 --home-dir /var/cache/voltserve --create-home voltserve && chmod 1777 /var/cache/voltserve
+ENV PATH=/opt/voltserve/bin:$PATH HOME=/var/cache/voltserve PYTHONDONTWRITEBYTECODE=1 \
+    HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 VOLTSERVE_HOST=0.0.0.0
+EXPOSE 8000
+STOPSIGNAL SIGTERM
+# The start period is voltserve's own --start-timeout: until then only a success counts.
+HEALTHCHECK --interval=10s --timeout=10s --retries=3 --start-period=900s CMD ["python", "-m", "server.healthcheck"]
+ENTRYPOINT ["tini", "--", "python", "-m", "server"]
+
+# What installs and builds, mounted where it is needed and in no image.
+FROM base AS tools
+RUN --mount=type=bind,source=requirements/uv.lock,target=/uv.lock \
+    python3 -m venv /opt/tools && \
+    PIP_INDEX_URL="${PYPI_INDEX:-}" /opt/tools/bin/pip install --no-cache-dir --require-hashes --no-deps -r /uv.lock
+
+FROM base AS environment
+ENV VIRTUAL_ENV=/opt/voltserve UV_LINK_MODE=copy UV_HTTP_TIMEOUT=180
+RUN python3 -m venv /opt/voltserve
+
+FROM environment AS cpu-environment
+RUN --mount=type=bind,from=tools,source=/opt/tools,target=/opt/tools --mount=type=cache,target=/cache/uv \
+    --mount=type=bind,source=requirements,target=/src/requirements \
+    --mount=type=bind,source=scripts/install_torch_cpu.sh,target=/src/scripts/install_torch_cpu.sh \
+    export UV_CACHE_DIR=/cache/uv ${PYPI_INDEX:+UV_DEFAULT_INDEX=$PYPI_INDEX} && \
+    /src/scripts/install_torch_cpu.sh /opt/tools/bin/uv && \
+    /opt/tools/bin/uv pip install --no-deps --require-hashes --compile-bytecode -r /src/requirements/cpu.lock
+
+FROM cpu-environment AS cpu-build
+RUN apt-get update && apt-get install -y --no-install-recommends g++
+WORKDIR /src
+COPY kernels kernels
+COPY packaging packaging
+RUN python -m pip wheel --no-deps --no-build-isolation --wheel-dir /wheels ./kernels ./packaging/vllm-cpu-metadata
+COPY . .
+RUN python -m pip wheel --no-deps --no-build-isolation --wheel-dir /wheels .
+
+FROM environment AS gpu-environment
+# Triton compiles a small C launcher for each kernel at run time, and vLLM needs Triton: hence gcc and Python's headers.
+RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev && \
+    headers="$(python3 -c 'import sysconfig; print(sysconfig.get_path("include", "posix_prefix"))')" && \
+    { [[ -f $headers/Python.h ]] || apt-get install -y --no-install-recommends libpython3-dev; } && \
+    rm -rf /var/lib/apt/lists/* /var/cache/apt/*
+RUN --mount=type=bind,from=tools,source=/opt/tools,target=/opt/tools --mount=type=cache,target=/cache/uv \
+    --mount=type=bind,source=requirements,target=/src/requirements \
+    --mount=type=bind,source=scripts/docker_prune.sh,target=/src/docker_prune.sh \
+    export UV_CACHE_DIR=/cache/uv ${PYPI_INDEX:+UV_DEFAULT_INDEX=$PYPI_INDEX} && \
+    /opt/tools/bin/uv pip install --no-deps --require-hashes --compile-bytecode -r /src/requirements/gpu.lock && \
+    /opt/tools/bin/uv pip check && \
+    /src/docker_prune.sh /opt/voltserve
+
+FROM gpu-environment AS gpu-build
+RUN apt-get update && apt-get install -y --no-install-recommends g++
+WORKDIR /src
+COPY scripts/fetch_nvcc.sh scripts/build_cuda.sh scripts/
+RUN PIP_INDEX_URL="${PYPI_INDEX:-}" XDG_CACHE_HOME=/cache scripts/fetch_nvcc.sh
+COPY kernels kernels
+RUN export XDG_CACHE_HOME=/cache VOLTSERVE_CUDA_OBJECTS=/src/build/cuda && scripts/build_cuda.sh && \
+    CUDA_HOME="$(scripts/fetch_nvcc.sh)" python -m pip wheel --no-deps --no-build-isolation --wheel-dir /wheels ./kernels
+COPY . .
+RUN python -m pip wheel --no-deps --no-build-isolation --wheel-dir /wheels .
+
+FROM cpu-environment AS cpu
+RUN --mount=type=bind,from=cpu-build,source=/wheels,target=/wheels \
+    python -m pip install --no-deps --no-index --no-cache-dir --compile /wheels/*.whl
+USER voltserve
+ARG VERSION
+ARG REVISION
+LABEL org.opencontainers.image.title="voltserve" \
+      org.opencontainers.image.description="4-bit NVFP4 models behind an OpenAI-compatible API, on a CPU" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}" \
+      voltserve.vllm="0.19.1" voltserve.torch="2.10.0"
+
+FROM gpu-environment AS gpu
+RUN --mount=type=bind,from=gpu-build,source=/wheels,target=/wheels \
+    python -m pip install --no-deps --no-index --no-cache-dir --compile /wheels/*.whl
+# What the NVIDIA Container Toolkit gives to this container.
+ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
+USER voltserve
+ARG VERSION
+ARG REVISION
+LABEL org.opencontainers.image.title="voltserve" \
+      org.opencontainers.image.description="4-bit NVFP4 models on Tesla V100s behind an OpenAI-compatible API" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}" \
+      voltserve.vllm="0.19.1" voltserve.torch="2.10.0" voltserve.cuda="12.8"

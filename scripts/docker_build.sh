@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+# Builds voltserve's image for TARGET (gpu or cpu) with its tag and labels, and prints the tag: voltserve:VERSION-vllm0.19.1-cu128 or
+# …-cpu. Further arguments are docker build's: --build-arg BASE_IMAGE=… PYPI_INDEX=… DEBIAN_MIRROR=… Usage: docker_build.sh TARGET [ARGUMENT]...
+set -euo pipefail
+cd "$(dirname "$0")/.."
+target=${1:?usage: docker_build.sh gpu|cpu [ARGUMENT]...}
+shift
+declare -A suffixes=([gpu]=cu128 [cpu]=cpu)
+[[ -n ${suffixes[$target]:-} ]] || { echo "docker_build: expected gpu or cpu, got $target" >&2; exit 2; }
+
+version=$(sed -n 's/^version = "\(.*\)"$/\1/p' pyproject.toml)
+revision=$(git describe --always --dirty --abbrev=12 2>/dev/null || echo unknown)
+tag=voltserve:$version-vllm0.19.1-${suffixes[$target]}
+DOCKER_BUILDKIT=1 docker build --target "$target" --tag "$tag" --build-arg "VERSION=$version" --build-arg "REVISION=$revision" "$@" . >&2
+echo "$tag"
