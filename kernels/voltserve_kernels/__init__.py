@@ -62,6 +62,31 @@ def _gated_delta_rule(*_arguments: object) -> None:
     return None
 
 
+@torch.library.register_fake("voltserve::paged_attention")
+def _paged_attention(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    query_start: torch.Tensor,
+    seq_lens: torch.Tensor,
+    decode_query_len: int,
+    max_query_len: int,
+    scale: float,
+    window: int,
+    soft_cap: float,
+    out: torch.Tensor,
+) -> None:
+    return None
+
+
+@torch.library.register_fake("voltserve::reshape_and_cache")
+def _reshape_and_cache(
+    key: torch.Tensor, value: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, slots: torch.Tensor
+) -> None:
+    return None
+
+
 def devices() -> list[str]:
     """The kinds of device that the kernels were built for, as torch names them."""
     has = torch._C._dispatch_has_kernel_for_dispatch_key

@@ -1,0 +1,10 @@
+// The schemas of the attention ops (include/attention.h), known on every device so that they can be traced and tested; what runs
+// them is in cuda/attention_ops.cpp.
+#include <torch/csrc/stable/library.h>
+
+STABLE_TORCH_LIBRARY_FRAGMENT(voltserve, m) {
+  m.def(
+      "paged_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_table, Tensor query_start, Tensor seq_lens, int "
+      "decode_query_len, int max_query_len, float scale, int window, float soft_cap, Tensor(a!) out) -> ()");
+  m.def("reshape_and_cache(Tensor key, Tensor value, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor slots) -> ()");
+}

@@ -1,0 +1,29 @@
+// The attention launchers as plain C, as c_api.cpp's are (tools/native_attention.py mirrors the structs).
+#include <cstdio>
+#include <exception>
+
+#include "attention_launch.h"
+
+extern "C" {
+
+// Fills `plan`; on a bad problem writes why to `error` and returns 1.
+int voltserve_plan_attention(const voltserve::AttentionProblem *problem, voltserve::AttentionPlan *plan, char *error,
+                             size_t error_size) {
+  try {
+    *plan = voltserve::plan_attention(*problem);
+    return 0;
+  } catch (const std::exception &failure) {
+    std::snprintf(error, error_size, "%s", failure.what());
+    return 1;
+  }
+}
+
+int voltserve_attention(const voltserve::AttentionArgs *args, const voltserve::AttentionPlan *plan, cudaStream_t stream) {
+  return voltserve::launch_attention(*args, *plan, stream);
+}
+
+int voltserve_reshape_and_cache(const voltserve::CacheArgs *args, cudaStream_t stream) {
+  return voltserve::launch_reshape_and_cache(*args, stream);
+}
+
+}  // extern "C"

@@ -1,0 +1,183 @@
+"""The attention launchers of the CUDA kernels' shared library through ctypes, beside kernels/tools/native.py's."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kernels.tools.native import LIBRARY
+
+DECODE_TOKENS = 8  # attention_plan.h's kDecodeTokens
+
+
+def _ints(names: str) -> list[tuple[str, Any]]:
+    return [(name, ctypes.c_int) for name in names.split()]
+
+
+def _pointers(names: str) -> list[tuple[str, Any]]:
+    return [(name, ctypes.c_void_p) for name in names.split()]
+
+
+class _Problem(ctypes.Structure):
+    _fields_ = _ints("requests tokens decode_query_len max_query_len q_heads kv_heads head_dim processors")
+
+
+class _DecodeShape(ctypes.Structure):
+    _fields_ = _ints("lanes rows row_warps token_warps steps blocks_per_processor")
+
+
+class _PrefillShape(ctypes.Structure):
+    _fields_ = _ints("head_dim warps tokens blocks_per_processor")
+
+
+class _Plan(ctypes.Structure):
+    _fields_ = [
+        ("decode", _DecodeShape),
+        *_ints("units run_divisor row_blocks partial_rows"),
+        ("partial_floats", ctypes.c_size_t),
+        ("prefill", _PrefillShape),
+        *_ints("prefill_tiles"),
+        ("reason", ctypes.c_char_p),
+    ]
+
+
+class _AttentionArgs(ctypes.Structure):
+    _fields_ = [
+        *_pointers("q out k_cache v_cache block_table query_start seq_lens partial"),
+        *_ints("requests q_heads kv_heads head_dim q_stride out_stride table_stride"),
+        *_ints("block_size block_chunks token_chunks head_chunks"),
+        ("scale", ctypes.c_float),
+        ("soft_cap", ctypes.c_float),
+        ("window", ctypes.c_int),
+    ]
+
+
+class _CacheArgs(ctypes.Structure):
+    _fields_ = [
+        *_pointers("key value k_cache v_cache slots"),
+        *_ints("tokens kv_heads head_dim key_stride value_stride block_size block_chunks token_chunks head_chunks"),
+    ]
+
+
+@dataclass(frozen=True)
+class DecodeShape:
+    """A decoding block; see kernels/cuda/attention_plan.h."""
+
+    lanes: int
+    rows: int
+    row_warps: int
+    token_warps: int
+    steps: int
+    blocks_per_processor: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What kernels/cuda/attention_plan.h chose. No `decode`, or 0 `prefill_tiles`: nothing to do."""
+
+    decode: DecodeShape | None
+    units: int
+    run_divisor: int
+    row_blocks: int
+    partial_rows: int
+    partial_floats: int
+    prefill_rows: int
+    prefill_tokens: int
+    prefill_tiles: int
+    reason: str
+
+
+class AttentionLibrary:
+    """The launchers, on torch tensors of the current device and its current stream."""
+
+    def __init__(self, path: Path = LIBRARY) -> None:
+        self._c = ctypes.CDLL(str(path))
+
+    def plan(
+        self,
+        requests: int,
+        tokens: int,
+        decode_query_len: int,
+        max_query_len: int,
+        q_heads: int,
+        kv_heads: int,
+        head_dim: int,
+        processors: int = 80,
+    ) -> Plan:
+        """The plan of a problem. Raises ValueError naming what does not fit."""
+        raw = self._plan(requests, tokens, decode_query_len, max_query_len, q_heads, kv_heads, head_dim, processors)
+        decode = DecodeShape(*(getattr(raw.decode, name) for name, _ in _DecodeShape._fields_)) if raw.units else None
+        return Plan(
+            decode, raw.units, raw.run_divisor, raw.row_blocks, raw.partial_rows, raw.partial_floats,
+            16 * raw.prefill.warps, raw.prefill.tokens, raw.prefill_tiles, raw.reason.decode(),
+        )  # fmt: skip
+
+    def _plan(self, *problem: int) -> _Plan:
+        plan, error = _Plan(), ctypes.create_string_buffer(256)
+        if self._c.voltserve_plan_attention(ctypes.byref(_Problem(*problem)), ctypes.byref(plan), error, 256):
+            raise ValueError(error.value.decode())
+        return plan
+
+    def attention(
+        self,
+        q: Any,
+        k_cache: Any,
+        v_cache: Any,
+        block_table: Any,
+        query_start: Any,
+        seq_lens: Any,
+        decode_query_len: int,
+        max_query_len: int,
+        out: Any,
+        scale: float,
+        window: int = 0,
+        soft_cap: float = 0.0,
+        processors: int | None = None,
+    ) -> Any:
+        """A callable that launches torch.ops.voltserve.paged_attention's kernels; tensors as in include/attention.h.
+
+        Allocates the scratch memory now and nothing later. `processors`: plan as for a GPU with so many.
+        """
+        import torch
+
+        processors = processors or torch.cuda.get_device_properties(q.device).multi_processor_count
+        tokens, q_heads, head_dim = q.shape
+        kv_heads, requests = k_cache.shape[2], seq_lens.shape[0]
+        plan = self._plan(
+            requests, tokens, decode_query_len, max_query_len, q_heads, kv_heads, head_dim, processors
+        )  # fmt: skip
+        partial = torch.full((max(1, plan.partial_floats),), torch.nan, device=q.device)
+        tensors = (q, out, k_cache, v_cache, block_table, query_start, seq_lens, partial)
+        args = _AttentionArgs(
+            *(t.data_ptr() for t in tensors),
+            requests, q_heads, kv_heads, head_dim, q.stride(0), out.stride(0), block_table.stride(0),
+            k_cache.shape[1], *(k_cache.stride(d) // 8 for d in range(3)),
+            scale, soft_cap, window,
+        )  # fmt: skip
+
+        def launch(keep: Any = tensors) -> None:
+            self._check(self._c.voltserve_attention(ctypes.byref(args), ctypes.byref(plan), self._stream()))
+
+        return launch
+
+    def reshape_and_cache(self, key: Any, value: Any, k_cache: Any, v_cache: Any, slots: Any) -> None:
+        """Launches torch.ops.voltserve.reshape_and_cache's kernel."""
+        args = _CacheArgs(
+            *(t.data_ptr() for t in (key, value, k_cache, v_cache, slots)),
+            slots.shape[0], key.shape[1], key.shape[2], key.stride(0), value.stride(0),
+            k_cache.shape[1], *(k_cache.stride(d) // 8 for d in range(3)),
+        )  # fmt: skip
+        self._check(self._c.voltserve_reshape_and_cache(ctypes.byref(args), self._stream()))
+
+    @staticmethod
+    def _stream() -> ctypes.c_void_p:
+        import torch
+
+        return ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+
+    @staticmethod
+    def _check(error: int) -> None:
+        if error:
+            raise RuntimeError(f"CUDA error {error} at launch")
