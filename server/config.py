@@ -20,6 +20,8 @@ from server.decisions import Decision
 from server.devices import Devices, find_devices
 from server.errors import ConfigError, unknown_name
 from server.flags import REFUSED, RETIRED, Flag, FlagValue, engine_flags, parse_arguments, parse_variable
+from server.modalities import FLAG as TEXT_ONLY
+from server.modalities import choose_text_only
 from server.presets import Preset, find_preset, load_presets, select_preset
 
 ENV_PREFIX = "VOLTSERVE_"
@@ -167,6 +169,12 @@ def load_config(
     for name in setting_flags():
         sources.setdefault(name, "default")
     decisions += _listening(settings)
+    gpus_needed = _parallelism(values) if preset.match is not None else 0
+    smallest = smallest_card(found, preset, gpus_needed)
+    if text_only := choose_text_only(Path(settings.model), values, smallest):
+        values[TEXT_ONLY] = True
+        sources[TEXT_ONLY] = "chosen for the model and the devices"
+        decisions.append(text_only)
     env = _preset_environment(preset, decisions)
     return Config(
         **settings.model_dump(),
@@ -175,8 +183,16 @@ def load_config(
         sources=sources,
         decisions=tuple(decisions),
         devices=found,
-        gpus_needed=_parallelism(values) if preset.match is not None else 0,
+        gpus_needed=gpus_needed,
     )
+
+
+def smallest_card(devices: Devices, preset: Preset, gpus_needed: int) -> float | None:
+    """Nominal GiB of the smallest card used, the preset's where the machine has none; None on a preset without GPUs."""
+    if preset.match is None:
+        return None
+    used = [gpu.memory_gib for gpu in devices.gpus[: max(1, gpus_needed)]]
+    return min(used) if used else preset.match.memory_gib
 
 
 def _parallelism(values: Mapping[str, FlagValue]) -> int:

@@ -5,10 +5,14 @@ import socket
 from pathlib import Path
 
 from quant.errors import QuantError
+from quant.formats.detect import CONFIG, is_nvfp4, quantization_config
+from quant.formats.others import on_volta
+from quant.jsonfile import read_object
 from server.config import Config
 from server.decisions import Decision
 from server.errors import PreflightError
 from server.plan import NotPlannedError, plan_for
+from server.plan.model import read_entries
 
 WEIGHT_PATTERNS = ("*.safetensors", "*.bin", "*.pt", "*.gguf")
 INDEX = "model.safetensors.index.json"
@@ -21,6 +25,7 @@ def check(config: Config) -> tuple[Decision, ...]:
         PreflightError: serving cannot work; says what was found and what to do.
     """
     check_model(Path(config.model))
+    check_speculation(config)
     check_gpus(config)
     memory = check_memory(config)
     return () if memory is None else (memory,)
@@ -72,6 +77,36 @@ def _read_json(path: Path) -> object:
         raise PreflightError(f"{path} cannot be read as JSON: {error}") from error
 
 
+def check_speculation(config: Config) -> None:
+    """Checks that drafting has the layers it drafts with, and that the model's layers can take back rejected tokens.
+
+    Raises:
+        PreflightError: --speculative-config asks for what this model cannot do.
+    """
+    speculation = config.engine.get("speculative-config")
+    if not isinstance(speculation, dict):
+        return
+    path = Path(config.model) / "config.json"
+    declared = _read_json(path)
+    text = declared.get("text_config", declared) if isinstance(declared, dict) else {}
+    try:
+        names = read_entries(Path(config.model))
+    except QuantError as error:
+        raise PreflightError(str(error)) from error
+    if "mtp" in str(speculation.get("method", "")) and not any(name.startswith("mtp.") for name in names):
+        layers = text.get("mtp_num_hidden_layers") or text.get("num_nextn_predict_layers") or 0
+        raise PreflightError(
+            f"--speculative-config asks for MTP: expected mtp.* tensors, as {path} declares {layers} MTP layers, got "
+            f"none in the {len(names)} tensors of {config.model}. Leave out --speculative-config, or serve a "
+            "checkpoint that ships them"
+        )
+    if "linear_num_value_heads" in text:
+        raise PreflightError(
+            f"--speculative-config: {path} has Gated DeltaNet layers, whose kernels keep one state a sequence and "
+            "cannot take back the tokens that are rejected. Leave it out"
+        )
+
+
 def check_gpus(config: Config) -> None:
     """Checks that there are as many GPUs as the configuration's parallelism needs.
 
@@ -84,6 +119,32 @@ def check_gpus(config: Config) -> None:
             f"preset {config.preset} needs {config.gpus_needed} GPUs and {found} were found: {config.devices}. "
             "Pick another preset with --preset, or lower --tensor-parallel-size"
         )
+
+
+def check_quantization(config: Config) -> Decision | None:
+    """Checks that V100s have kernels for a model that is quantized otherwise than NVFP4; says which.
+
+    Raises:
+        PreflightError: they have none; says what demands which compute capability, and what to choose.
+    """
+    if not config.gpus_needed or all(gpu.capability != "7.0" for gpu in config.devices.gpus):
+        return None
+    path = Path(config.model) / CONFIG
+    try:
+        data = quantization_config(read_object(path, "Restore the file from the model's source"), path)
+    except QuantError as error:
+        raise PreflightError(str(error)) from error
+    asked = config.engine.get("quantization")
+    if data is not None and is_nvfp4(data):
+        return None
+    met = on_volta(data, str(asked) if asked else None)
+    if met is None:
+        return None
+    name, other = met
+    if not other.volta:
+        source = "--quantization" if asked else str(path)
+        raise PreflightError(f"{source}: {name} ({other.what}) does not run on a V100: {other.why}. {other.remedy}")
+    return Decision("quantization", name, f"{other.what}; {other.volta}")
 
 
 def check_memory(config: Config) -> Decision | None:

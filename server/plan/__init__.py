@@ -9,10 +9,11 @@ from typing import Any
 
 from server.config import Config
 from server.decisions import Decision
+from server.modalities import is_text_only
 from server.plan import report
 from server.plan.compare import Option, compare, recommend
 from server.plan.memory import Plan
-from server.plan.model import Model, NotPlannedError, read_model
+from server.plan.model import Model, NotPlannedError, read_model, text_only
 from server.plan.settings import device_of, run_of, split_of
 from server.presets import find_preset, load_presets
 
@@ -46,6 +47,8 @@ def plan_for(config: Config) -> Planned:
     """
     preset = find_preset(config.preset, load_presets())
     model = read_model(Path(config.model))
+    if is_text_only(config.engine):
+        model = text_only(model)
     device = device_of(config, preset)
     split = split_of(config.engine)
     run = run_of(config, model, device, split)

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -66,7 +66,7 @@ class LinearAttention:
 class Model:
     """A decoder: `kinds` has one entry a layer; `window` is the sliding layers' width in tokens (0 without any).
 
-    `vision`: it has an image encoder before it.
+    `vision`: it has an image encoder before it. `left_out_bytes`: tensors in its files that are not loaded.
     """
 
     architecture: str
@@ -85,6 +85,14 @@ class Model:
     vision: bool
     linears: tuple[Linear, ...]
     plain: tuple[Plain, ...]
+    left_out_bytes: int = 0
+
+
+def text_only(model: Model) -> Model:
+    """The model without its image encoder, as the engine loads it where neither images nor video are served."""
+    encoder = [tensor for tensor in model.plain if _is_vision(tensor.name)]
+    plain = tuple(tensor for tensor in model.plain if tensor not in encoder)
+    return replace(model, vision=False, plain=plain, left_out_bytes=sum(tensor.nbytes for tensor in encoder))
 
 
 def read_model(directory: Path) -> Model:
@@ -159,7 +167,11 @@ def describe(config: Mapping[str, object], entries: Mapping[str, Entry], source:
 def layer_of(name: str) -> int | None:
     """The index of the decoder layer that a tensor or module belongs to."""
     match = _LAYER.search(name)
-    return int(match[1]) if match and "visual" not in name and "vision" not in name else None
+    return int(match[1]) if match and not _is_vision(name) else None
+
+
+def _is_vision(name: str) -> bool:
+    return "visual" in name or "vision" in name
 
 
 def _architecture(config: Mapping[str, object]) -> str:

@@ -11,7 +11,7 @@ from server.plan.model import Model
 
 _VISION = (
     "not in this sum: the engine runs the largest image through the vision encoder before it sizes the cache; "
-    '--limit-mm-per-prompt \'{"image": 0, "video": 0}\' spares that where only text is needed'
+    "--language-model-only spares that, and the encoder's weights, where only text is needed"
 )
 _HEADINGS = ("split", "weights/GPU", "cache/GPU", "tokens", "seqs", "")
 
@@ -106,8 +106,10 @@ def as_text(model: Model, plan: Plan, options: Sequence[Option], decision: Decis
 
 
 def notes(model: Model) -> list[str]:
-    """What the plan leaves out for this model."""
-    return [_VISION] if model.vision else []
+    """What the plan, or the engine, leaves out for this model."""
+    spared = f"{gib(model.left_out_bytes)} of weights over all GPUs, and a trial run on the largest image"
+    left_out = [f"the image encoder is not loaded, which spares {spared}"] if model.left_out_bytes else []
+    return ([_VISION] if model.vision else []) + left_out
 
 
 def _item_row(item: Item) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
 
-from server.config import Config
+from server.config import Config, smallest_card
 from server.flags import FlagValue
 from server.plan.cache import CPU_BLOCK, GPU_BLOCK
 from server.plan.memory import GIB, Device, Run
@@ -21,10 +21,9 @@ _DTYPE_BYTES = {"float32": 4, "float": 4, "float16": 2, "half": 2, "bfloat16": 2
 
 def device_of(config: Config, preset: Preset) -> Device:
     """The smallest card that is used; the preset's where the machine has none; without GPUs the available memory."""
-    if preset.match is None:
+    nominal = smallest_card(config.devices, preset, config.gpus_needed)
+    if nominal is None:
         return Device("cpu", available_memory(Path("/proc/meminfo").read_text(encoding="ascii")))
-    used = [gpu.memory_gib for gpu in config.devices.gpus[: max(1, config.gpus_needed)]]
-    nominal = min(used) if used else preset.match.memory_gib
     return Device("gpu", int(nominal * GIB * VISIBLE_SHARE))
 
 

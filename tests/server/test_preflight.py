@@ -8,6 +8,7 @@ from server import preflight
 from server.config import load_config
 from server.devices import Device, Devices
 from server.errors import PreflightError
+from tests.quant.checkpoints import write_model
 
 
 def test_a_whole_model_directory_passes(model: Path) -> None:
@@ -78,3 +79,31 @@ def test_an_unknown_host_says_so() -> None:
 def test_an_ipv6_address_can_be_listened_on() -> None:
     with preflight.bind("::1", 0) as sock:
         assert sock.family == socket.AF_INET6
+
+
+@pytest.mark.parametrize(
+    ("speculation", "drops", "message"),
+    [
+        (
+            {"method": "mtp", "num_speculative_tokens": 1},
+            "",
+            r"expected mtp\.\* tensors, as .*declares 1 MTP layers, got none",
+        ),
+        ({"method": "ngram", "num_speculative_tokens": 2}, "", "Gated DeltaNet layers, .* cannot take back"),
+        ({"method": "ngram", "num_speculative_tokens": 2}, "linear_num_value_heads", None),
+    ],
+)
+def test_drafting_that_the_model_cannot_do_is_refused(
+    tmp_path: Path, speculation: dict[str, object], drops: str, message: str | None
+) -> None:
+    write_model(tmp_path)
+    text = {"mtp_num_hidden_layers": 1, "linear_num_value_heads": 48}
+    text.pop(drops, None)
+    (tmp_path / "config.json").write_text(json.dumps({"text_config": text}))
+    flags = ["--model", str(tmp_path), "--speculative-config", json.dumps(speculation)]
+    config = load_config(flags, {}, lambda: Devices(()))
+    if message is None:
+        preflight.check_speculation(config)
+        return
+    with pytest.raises(PreflightError, match=message):
+        preflight.check_speculation(config)
