@@ -17,8 +17,9 @@ RUN if [[ -n ${DEBIAN_MIRROR:-} ]]; then \
       find /etc/apt -name '*.sources' -o -name sources.list | xargs sed -i -E "s#https?://[^/ ]+/debian#$DEBIAN_MIRROR/debian#"; \
     fi; \
     apt-get update && apt-get install -y --no-install-recommends tini && rm -rf /var/lib/apt/lists/* /var/cache/apt/*
-# The only writable places: /tmp (sockets) and the cache (kernels that Triton compiles).
-RUN useradd --system --uid 10001 --home-dir /var/cache/voltserve --create-home voltserve && chmod 1777 /var/cache/voltserve
+# The only writable places: /tmp (sockets), the cache (kernels that Triton compiles), and /keys for `voltserve keys`.
+RUN useradd --system --uid 10001 --home-dir /var/cache/voltserve --create-home voltserve && chmod 1777 /var/cache/voltserve && \
+    install -d -o voltserve -m 0700 /keys
 ENV PATH=/opt/voltserve/bin:$PATH HOME=/var/cache/voltserve PYTHONDONTWRITEBYTECODE=1 \
     HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 VOLTSERVE_HOST=0.0.0.0
 EXPOSE 8000
