@@ -27,8 +27,8 @@ def check(config: Config) -> tuple[Decision, ...]:
     check_model(Path(config.model))
     check_speculation(config)
     check_gpus(config)
-    memory = check_memory(config)
-    return () if memory is None else (memory,)
+    checked = (check_quantization(config), check_memory(config))
+    return tuple(decision for decision in checked if decision is not None)
 
 
 def check_model(model: Path) -> None:

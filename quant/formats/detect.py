@@ -8,6 +8,7 @@ from pathlib import Path
 
 from quant.errors import QuantError
 from quant.formats import auto_round, compressed_tensors, modelopt, quantize_config
+from quant.formats.others import OTHERS
 from quant.formats.scheme import Scheme
 from quant.jsonfile import optional, read_object
 
@@ -44,17 +45,6 @@ FORMATS = (
     ),
     Format("modelopt", modelopt.is_config, modelopt.is_nvfp4, modelopt.read_config),
 )
-
-# Other quant_methods: what they are. vLLM serves those of the first kind on Volta without us; nothing does the others.
-SERVED_BY_VLLM = {"gptq": "GPTQ, 4- or 8-bit integers", "bitsandbytes": "bitsandbytes, 4 or 8 bits", "gguf": "GGUF"}
-UNSUPPORTED = {
-    "mxfp4": "MXFP4: E2M1 weights with power-of-two (E8M0) scales for 32 weights",
-    "fp8": "FP8: 8-bit float weights",
-    "fbgemm_fp8": "FP8: 8-bit float weights",
-    "quark": "AMD Quark, usually MXFP4 or FP8",
-    "awq": "AWQ, whose kernels need sm_75",
-    "torchao": "torchao, which needs sm_75",
-}
 
 
 def detect(directory: Path) -> Scheme | None:
@@ -105,12 +95,13 @@ def read_scheme(data: Mapping[str, object], source: str) -> Scheme:
             return known.read(data, source)
     method = str(data.get("quant_method"))
     expected = f"expected one of {', '.join(known.name for known in FORMATS)}"
-    if method in SERVED_BY_VLLM:
+    other = OTHERS.get(method)
+    if other is not None and other.volta:
         raise QuantError(
-            f"{source}: quant_method: {expected}, got {method!r} ({SERVED_BY_VLLM[method]})",
+            f"{source}: quant_method: {expected}, got {method!r} ({other.what})",
             "Serve it as it is, the engine knows it; only NVFP4 models are verified and converted",
         )
-    described = f"{method!r} ({UNSUPPORTED[method]})" if method in UNSUPPORTED else repr(method)
+    described = repr(method) if other is None else f"{method!r} ({other.what}; on a V100: {other.why})"
     raise QuantError(f"{source}: quant_method: {expected}, got {described}", "Choose an NVFP4 version of the model")
 
 

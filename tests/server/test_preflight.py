@@ -6,6 +6,7 @@ import pytest
 
 from server import preflight
 from server.config import load_config
+from server.decisions import Decision
 from server.devices import Device, Devices
 from server.errors import PreflightError
 from tests.quant.checkpoints import write_model
@@ -62,6 +63,56 @@ def test_too_few_gpus_are_refused_with_the_numbers(model: Path) -> None:
 def test_parallelism_without_gpus_is_the_cpu_engine_s_affair(model: Path) -> None:
     none = Devices((), "no driver")
     preflight.check(load_config(["--model", str(model), "--preset", "cpu-smoke", "-tp", "2"], {}, lambda: none))
+
+
+def quantized(model: Path, quantization: object, *flags: str, capability: str = "7.0") -> tuple[Decision, ...]:
+    """What is decided about a model of this quantization_config on one card."""
+    if quantization:
+        config = json.loads((model / "config.json").read_text()) | {"quantization_config": quantization}
+        (model / "config.json").write_text(json.dumps(config))
+    card = Devices((Device("a card", "GPU-1", capability, 32, nvlink=False),))
+    loaded = load_config(["--model", str(model), "--preset", "v100x1-32g", *flags], {}, lambda: card)
+    found = preflight.check_quantization(loaded)
+    return () if found is None else (found,)
+
+
+def test_a_v100_s_kernels_for_another_quantization_are_told(model: Path) -> None:
+    (decision,) = quantized(model, {"quant_method": "gptq", "bits": 4, "group_size": 128})
+    assert (decision.what, decision.choice) == ("quantization", "gptq")
+    assert "exllama" in decision.reason
+
+
+@pytest.mark.parametrize(
+    ("quantization", "flags", "message"),
+    [
+        (
+            {"quant_method": "fp8"},
+            (),
+            r"config\.json: fp8 \(FP8.* does not run on a V100: vLLM demands 7\.5\. Choose a",
+        ),
+        (
+            {"quant_method": "gptq", "bits": 4},
+            ("--quantization", "gptq_marlin"),
+            r"^--quantization: gptq_marlin .*gptq: it",
+        ),
+        (None, ("--quantization", "bitsandbytes"), r"^--quantization: bitsandbytes .* the bitsandbytes package"),
+        ([], (), None),
+    ],
+)
+def test_a_quantization_without_kernels_for_a_v100_is_refused_before_the_start(
+    model: Path, quantization: object, flags: tuple[str, ...], message: str | None
+) -> None:
+    if message is None:
+        assert quantized(model, quantization, *flags) == ()
+        return
+    with pytest.raises(PreflightError, match=message):
+        quantized(model, quantization, *flags)
+    assert quantized(model, quantization, *flags, capability="8.0") == (), "other cards are vLLM's affair"
+
+
+def test_an_nvfp4_model_is_ours_and_needs_no_word(model: Path) -> None:
+    nvfp4 = {"quant_method": "modelopt", "quant_algo": "NVFP4"}
+    assert quantized(model, nvfp4) == quantized(model, nvfp4, "--quantization", "quasarnvfp4") == ()
 
 
 def test_a_taken_port_says_so() -> None:
