@@ -6,13 +6,14 @@ MODEL ?= models/smollm2-nvfp4
 VENV := .venv
 VOLTSERVE := $(VENV)/bin/voltserve
 
-.PHONY: setup serve test lint lock clean kernels-cuda
+.PHONY: setup serve test test-docker lint lock clean kernels-cuda
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make setup   install everything into .venv (hash-locked; a second run takes seconds)"
 	@echo "make serve   serve MODEL=$(MODEL) on HOST=$(HOST) PORT=$(PORT); makes the default model first"
 	@echo "make test    lint and test, with the real engine on the CPU; needs no GPU"
+	@echo "make test-docker  build the cpu image and test it under docker compose; installs and starts Docker if absent"
 	@echo "make kernels-cuda  the kernels with the V100's machine code as a wheel in build/wheels; needs no GPU"
 	@echo "make lint    ruff, mypy and the import contract"
 	@echo "make lock    resolve requirements/*.in again into the lock files"
@@ -46,6 +47,10 @@ lint: setup
 
 test: setup lint models/smollm2-nvfp4
 	$(VENV)/bin/pytest
+
+# Not part of `make test`: it needs root where there is no Docker engine, and 25 GB where PyTorch's index does not answer.
+test-docker: setup models/smollm2-nvfp4
+	scripts/test_docker.sh
 
 lock: setup
 	scripts/lock.sh

@@ -9,7 +9,8 @@ declare -A suffixes=([gpu]=cu128 [cpu]=cpu)
 [[ -n ${suffixes[$target]:-} ]] || { echo "docker_build: expected gpu or cpu, got $target" >&2; exit 2; }
 
 version=$(sed -n 's/^version = "\(.*\)"$/\1/p' pyproject.toml)
-revision=$(git describe --always --dirty --abbrev=12 2>/dev/null || echo unknown)
+revision=$(git rev-parse HEAD)
+[[ -z $(git status --porcelain --untracked-files=no) ]] || revision+=-dirty
 tag=voltserve:$version-vllm0.19.1-${suffixes[$target]}
 DOCKER_BUILDKIT=1 docker build --target "$target" --tag "$tag" --build-arg "VERSION=$version" --build-arg "REVISION=$revision" "$@" . >&2
 echo "$tag"
