@@ -7,11 +7,11 @@ import click
 import typer
 from typer.core import TyperGroup
 
-from server.cli import bench, evaluation, keys, models, serving, smoke, sweep
+from server.cli import bench, evaluation, keys, models, monitor, serving, smoke, sweep
 
 # Every command has its place in the help here; a test finds one that is left out.
 SECTIONS = {
-    "Serving": ("serve", "explain", "plan", "doctor", "keys"),
+    "Serving": ("serve", "explain", "plan", "doctor", "monitor", "keys"),
     "Models": ("model", "quantize", "convert", "verify", "inspect"),
     "Measuring": ("smoke", "eval", "bench", "sweep"),
     "About": ("version",),
@@ -40,7 +40,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-for commands in (serving.app, models.app, evaluation.app, bench.app, sweep.app, smoke.app):
+for commands in (serving.app, models.app, evaluation.app, bench.app, sweep.app, smoke.app, monitor.app):
     app.add_typer(commands)
 app.add_typer(keys.app, name="keys")
 

@@ -103,8 +103,8 @@ def read(nvml: Any = None) -> Reading:
 def _gpu(nvml: Any, index: int, handle: Any) -> Gpu:
     major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
     memory = nvml.nvmlDeviceGetMemoryInfo(handle)
-    reasons = _ask(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle) or 0
-    ecc = _ask(nvml.nvmlDeviceGetEccMode, handle)
+    reasons = ask(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle) or 0
+    ecc = ask(nvml.nvmlDeviceGetEccMode, handle)
     return Gpu(
         index=index,
         name=nvml.nvmlDeviceGetName(handle),
@@ -113,7 +113,7 @@ def _gpu(nvml: Any, index: int, handle: Any) -> Gpu:
         capability=f"{major}.{minor}",
         memory_total=int(memory.total),
         memory_used=int(memory.used),
-        temperature=_ask(nvml.nvmlDeviceGetTemperature, handle, 0),
+        temperature=ask(nvml.nvmlDeviceGetTemperature, handle, 0),
         throttle=tuple(name for bit, name in THROTTLE_REASONS.items() if reasons & bit),
         ecc=None if ecc is None else bool(ecc[0]),
         ecc_errors=_both(nvml.nvmlDeviceGetTotalEccErrors, (handle, 1, 0), (handle, 1, 1)),
@@ -125,15 +125,15 @@ def _gpu(nvml: Any, index: int, handle: Any) -> Gpu:
         peers=_peers(nvml, handle),
         processes=tuple(
             (int(process.pid), int(process.usedGpuMemory or 0))
-            for process in _ask(nvml.nvmlDeviceGetComputeRunningProcesses, handle) or ()
+            for process in ask(nvml.nvmlDeviceGetComputeRunningProcesses, handle) or ()
         ),
     )
 
 
 def _pair(nvml: Any, first: tuple[Gpu, Any], second: tuple[Gpu, Any]) -> Pair:
-    level = _ask(nvml.nvmlDeviceGetTopologyCommonAncestor, first[1], second[1])
+    level = ask(nvml.nvmlDeviceGetTopologyCommonAncestor, first[1], second[1])
     # Reading (0) and writing (1); both must answer 0, NVML_P2P_STATUS_OK.
-    access = [_ask(nvml.nvmlDeviceGetP2PStatus, first[1], second[1], index) for index in (0, 1)]
+    access = [ask(nvml.nvmlDeviceGetP2PStatus, first[1], second[1], index) for index in (0, 1)]
     # Either directly, or through an NVSwitch, which is then at the other end of both.
     linked = second[0].pci in first[0].peers or bool(set(first[0].peers) & set(second[0].peers))
     return Pair(
@@ -148,25 +148,25 @@ def _pair(nvml: Any, first: tuple[Gpu, Any], second: tuple[Gpu, Any]) -> Pair:
 def _peers(nvml: Any, handle: Any) -> tuple[str, ...]:
     peers = []
     for link in range(18):  # NVML_NVLINK_MAX_LINKS; a V100 has 6
-        if _ask(nvml.nvmlDeviceGetNvLinkState, handle, link):
-            remote = _ask(nvml.nvmlDeviceGetNvLinkRemotePciInfo, handle, link)
+        if ask(nvml.nvmlDeviceGetNvLinkState, handle, link):
+            remote = ask(nvml.nvmlDeviceGetNvLinkRemotePciInfo, handle, link)
             peers.append("" if remote is None else str(remote.busId).lower())
     return tuple(peers)
 
 
 def _retired(nvml: Any, handle: Any) -> tuple[int, bool] | None:
-    pages = _ask(nvml.nvmlDeviceGetRetiredPages, handle, 1)  # 1: NVML_PAGE_RETIREMENT_CAUSE_DOUBLE_BIT_ECC_ERROR
-    pending = _ask(nvml.nvmlDeviceGetRetiredPagesPendingStatus, handle)
+    pages = ask(nvml.nvmlDeviceGetRetiredPages, handle, 1)  # 1: NVML_PAGE_RETIREMENT_CAUSE_DOUBLE_BIT_ECC_ERROR
+    pending = ask(nvml.nvmlDeviceGetRetiredPagesPendingStatus, handle)
     return None if pages is None or pending is None else (len(pages), bool(pending))
 
 
 def _both(function: Any, first: tuple[Any, ...], second: tuple[Any, ...], other: Any = None) -> tuple[int, int] | None:
     """Two answers, or None where either is not given."""
-    answers = (_ask(function, *first), _ask(other or function, *second))
+    answers = (ask(function, *first), ask(other or function, *second))
     return None if answers[0] is None or answers[1] is None else (int(answers[0]), int(answers[1]))
 
 
-def _ask(function: Any, *arguments: Any) -> Any:
+def ask(function: Any, *arguments: Any) -> Any:
     """The answer, or None where this card or driver does not have it. A lost GPU or a broken driver is an error."""
     import pynvml
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
-from prometheus_client.parser import text_string_to_metric_families
 
 from quant.evaluate.long_output import PROMPTS, LongOutputResult, write_long
 from quant.progress import OnProgress
+from server.scrape import Metrics
 from server.service import Service, ServiceFailedError
 from server.smoke.steps import Result, Verdict, worst
 
@@ -26,9 +26,11 @@ LONG_TOKENS = 300
 LONG_PROMPTS = tuple(next(one for one in PROMPTS if one.language == language) for language in ("en", "zh"))
 MAX_BROKEN = 0.02  # of the characters; the last one of a text may be cut
 MAX_WRONG_SCRIPT = 0.3  # of the letters of an English text
+MAX_REPETITION = 0.6  # of the 4-grams
 ANSWER_LIMIT = 600.0  # seconds
 GENERATED = "vllm:generation_tokens_total"
 RUNNING = "vllm:num_requests_running"
+REQUESTS = "voltserve_requests_total"
 
 
 @dataclass
@@ -127,40 +129,24 @@ def judge_long(found: LongOutputResult) -> Result:
             problems.append((verdict, f"{output.wrong_script:.0%} of its letters are of another script"))
         if output.loop:
             problems.append(("warning", "it ends in a loop"))
+        elif output.repetition > MAX_REPETITION:
+            problems.append(("warning", f"{output.repetition:.0%} of its 4-grams occurred before"))
         verdicts += [verdict for verdict, _ in problems]
         details += [f"{output.language}: {verdict}: {text}" for verdict, text in problems]
     summary = f"{len(found.outputs)} texts of {LONG_TOKENS} tokens: {found.repetition:.0%} of 4-grams repeated"
     return Result(worst(verdicts), f"{summary}, {found.loop:.0%} end in a loop", tuple(details))
 
 
-def read_metrics(service: Service) -> dict[str, float]:
-    """Each metric's sum over its series.
-
-    Raises:
-        ServiceFailedError: `/metrics` does not answer in Prometheus' text format.
-    """
-    try:
-        text = httpx.get(f"{service.url}/metrics", timeout=30).raise_for_status().text
-        families = list(text_string_to_metric_families(text))
-    except (httpx.HTTPError, ValueError) as error:
-        raise ServiceFailedError(f"/metrics: {error or type(error).__name__}") from error
-    sums: dict[str, float] = {}
-    for family in families:
-        for sample in family.samples:
-            sums[sample.name] = sums.get(sample.name, 0.0) + sample.value
-    return sums
-
-
-def judge_metrics(before: dict[str, float], after: dict[str, float], tokens: int) -> Result:
+def judge_metrics(before: Metrics, after: Metrics, tokens: int) -> Result:
     """Whether the engine counted the tokens that answers were said to have, and has nothing left to do."""
-    missing = [name for name in (GENERATED, RUNNING, "voltserve_requests_total") if name not in after]
+    missing = [name for name in (GENERATED, RUNNING, REQUESTS) if name not in after]
     if missing:
         return Result("error", f"/metrics lacks {', '.join(missing)}")
-    counted = after[GENERATED] - before.get(GENERATED, 0.0)
+    counted = after.sum(GENERATED) - before.sum(GENERATED)
     problems = []
     if counted != tokens:
         problems.append(f"{GENERATED}: expected {tokens}, as the answers' usage says, got {counted:g}")
-    if after[RUNNING]:
-        problems.append(f"{RUNNING}: expected 0 after the last answer, got {after[RUNNING]:g}")
-    summary = f"{counted:g} tokens generated, {after['voltserve_requests_total']:g} requests counted"
+    if running := after.sum(RUNNING):
+        problems.append(f"{RUNNING}: expected 0 after the last answer, got {running:g}")
+    summary = f"{counted:g} tokens generated, {after.sum(REQUESTS):g} requests counted"
     return Result("error" if problems else "ok", summary, tuple(problems))

@@ -8,9 +8,11 @@ from pathlib import Path
 from quant.progress import OnProgress
 from server.config import load_config
 from server.doctor import examine
+from server.errors import UserError
 from server.plan import NotPlannedError, plan_for
 from server.plan.memory import gib
-from server.service import Service, ServiceFailedError, running
+from server.scrape import Metrics, scrape
+from server.service import Service, running
 from server.smoke import checks
 from server.smoke.steps import Result, Step, take, worst
 
@@ -54,20 +56,19 @@ class Smoke:
             with running(arguments, log, module=self.module) as service:
                 seconds = service.wait_until_ready("start", self.on_progress)
                 summary = f"ready in {time.monotonic() - began:.1f} s; preset {service.health()['preset']}"
+                conversation = checks.Conversation(service, load_config(arguments).served_model_name[0])
+                before = scrape(service.url)
                 self._keep(Step("start", name, seconds, Result("ok", summary)))
-                self._use(service, load_config(arguments).served_model_name[0], name)
-        except ServiceFailedError as error:
+                self._use(conversation, before, name)
+        except UserError as error:
             self._keep(Step("start", name, time.monotonic() - began, Result("error", str(error))))
             self._skip(SERVED_STEPS, name, "the service did not start")
 
-    def _use(self, service: Service, served_name: str, name: str) -> None:
-        conversation = checks.Conversation(service, served_name)
-        before = checks.read_metrics(service)
+    def _use(self, conversation: checks.Conversation, before: Metrics, name: str) -> None:
+        service = conversation.service
         self._take("completions", name, lambda: checks.ask_in_two_languages(conversation))
         self._take("long outputs", name, lambda: checks.write_at_length(conversation, self.on_progress))
-        self._take(
-            "metrics", name, lambda: checks.judge_metrics(before, checks.read_metrics(service), conversation.tokens)
-        )
+        self._take("metrics", name, lambda: checks.judge_metrics(before, scrape(service.url), conversation.tokens))
         self._take("stop", name, lambda: _stop(service))
 
     def _take(self, name: str, model: str, work: Callable[[], Result]) -> Step:

@@ -3,6 +3,7 @@ import math
 import pytest
 
 from quant.evaluate.long_output import Prompt, write_long
+from server.scrape import Metrics
 from server.service import ServiceFailedError
 from server.smoke.checks import LONG_PROMPTS, judge_answers, judge_long, judge_metrics, perplexity_of
 from server.smoke.steps import Result, Verdict, take, worst
@@ -66,6 +67,7 @@ def test_there_is_a_prompt_in_each_language() -> None:
         (SALAD, TALE, "error", "en: error: "),
         (STORY, STORY, "warning", "zh: warning: 100% of its letters are of another script"),
         ("ha " * 100, TALE, "warning", "en: warning: it ends in a loop"),
+        (STORY, TALE[:9] * 9, "warning", "zh: warning: 88% of its 4-grams occurred before"),
         ("", TALE, "error", "en: error: no text"),
         (STORY, "\ufffd" * 9 + TALE, "error", "of its characters are broken"),
     ],
@@ -79,6 +81,10 @@ def test_long_texts_are_judged(english: str, chinese: str, verdict: Verdict, tol
 BEFORE = {"vllm:generation_tokens_total": 10.0, "vllm:num_requests_running": 0.0, "voltserve_requests_total": 1.0}
 
 
+def metrics(values: dict[str, float]) -> Metrics:
+    return Metrics({name: (value,) for name, value in values.items()})
+
+
 @pytest.mark.parametrize(
     ("changes", "verdict", "told"),
     [
@@ -88,13 +94,13 @@ BEFORE = {"vllm:generation_tokens_total": 10.0, "vllm:num_requests_running": 0.0
     ],
 )
 def test_metrics_must_agree_with_the_answers(changes: dict[str, float], verdict: Verdict, told: str) -> None:
-    got = judge_metrics(BEFORE, {**BEFORE, **changes}, 100)
+    got = judge_metrics(metrics(BEFORE), metrics({**BEFORE, **changes}), 100)
     assert got.verdict == verdict
     assert told in "\n".join(got.details)
 
 
 def test_metrics_that_are_not_there_are_an_error() -> None:
-    assert judge_metrics({}, {}, 0).verdict == "error"
+    assert judge_metrics(metrics({}), metrics({}), 0).verdict == "error"
 
 
 def test_a_users_error_is_the_steps_and_a_bug_is_raised() -> None:
