@@ -6,12 +6,13 @@ MODEL ?= models/smollm2-nvfp4
 VENV := .venv
 VOLTSERVE := $(VENV)/bin/voltserve
 
-.PHONY: setup serve test test-docker lint lock clean kernels-cuda
+.PHONY: setup serve bench test test-docker lint lock clean kernels-cuda
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make setup   install everything into .venv (hash-locked; a second run takes seconds)"
 	@echo "make serve   serve MODEL=$(MODEL) on HOST=$(HOST) PORT=$(PORT); makes the default model first"
+	@echo "make bench   serve MODEL=$(MODEL), measure it under load, write a page into build/bench"
 	@echo "make test    lint and test, with the real engine on the CPU; needs no GPU"
 	@echo "make test-docker  build the cpu image and test it under docker compose; installs and starts Docker if absent"
 	@echo "make kernels-cuda  the kernels with the V100's machine code as a wheel in build/wheels; needs no GPU"
@@ -31,6 +32,9 @@ models/smollm2-nvfp4: | models/smollm2
 
 serve: setup $(filter models/smollm2-nvfp4,$(MODEL))
 	@exec $(VOLTSERVE) serve --model "$(MODEL)" --host "$(HOST)" --port "$(PORT)"
+
+bench: setup $(filter models/smollm2-nvfp4,$(MODEL))
+	@$(VOLTSERVE) bench --serve "$(MODEL)" --out build/bench
 
 # Against the default index's torch, whose headers and libraries know CUDA; the compiler is fetched where there is none.
 kernels-cuda: setup

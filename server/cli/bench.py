@@ -1,7 +1,9 @@
-"""`voltserve bench`: load on a running server."""
+"""`voltserve bench`: load on a server."""
 
 import os
+from contextlib import ExitStack
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import typer
@@ -15,6 +17,9 @@ app = group()
 def bench(
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for bench.json, requests.jsonl and index.html.")],
     url: Annotated[str, typer.Option(help="The server, without /v1.")] = "http://127.0.0.1:8000",
+    serve: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Serve this model meanwhile, instead of a server at --url.")
+    ] = None,
     concurrency: Annotated[
         str | None,
         typer.Option(
@@ -33,7 +38,7 @@ def bench(
     seed: Annotated[int, typer.Option(help="Picks the prompts and the arrivals.")] = 0,
     note: Annotated[str, typer.Option(help="A line for the page, such as what else the machine did.")] = "",
 ) -> None:
-    """Put load on a running server and measure it: tokens a second, TTFT, time between tokens, errors; JSON and a page.
+    """Put load on a server and measure it: tokens a second, TTFT, time between tokens, errors; JSON and a page.
 
     The key, where the server wants one, is VOLTSERVE_API_KEY.
     """
@@ -41,10 +46,16 @@ def bench(
     from server.bench.prompts import find_target
     from server.bench.report import Report, as_text
     from server.bench.run import BenchSettings, LevelResult, run_bench
+    from server.service import running
 
-    with user_errors(), progress() as on_progress:
+    with user_errors(), progress() as on_progress, ExitStack() as stack:
         levels = parse_levels(("" if rate else "1,8,16,32") if concurrency is None else concurrency, rate)
         settings = BenchSettings(input_len, output_len, levels, requests, seed, limit)
+        if serve is not None:
+            log = Path(stack.enter_context(TemporaryDirectory(prefix="voltserve-bench-"))) / "serve.log"
+            service = stack.enter_context(running(["--model", str(serve)], log))
+            service.wait_until_ready("start", on_progress)
+            url = service.url
         target = find_target(url, os.environ.get("VOLTSERVE_API_KEY", ""), model)
         report = Report.of(target, settings, note)
         results: list[LevelResult] = []
