@@ -16,6 +16,7 @@
 #include "cpu/kernels.h"
 #include "cpu/layout.h"
 #include "cpu/pool.h"
+#include "cuda/plan.h"
 #include "include/arguments.h"
 #include "include/nvfp4.h"
 
@@ -250,6 +251,14 @@ std::string cpu_instruction_sets() {
   return names;
 }
 
+// The path that plan.h picks for a product on a GPU, and why. Needs no GPU: for people who ask before there is one.
+std::string cuda_route(int64_t m, int64_t n, int64_t k, int64_t group_size, int64_t arch, int64_t processors) {
+  auto narrow = [](int64_t value) { return static_cast<int>(value); };
+  const Plan chosen = plan({narrow(m), narrow(n), narrow(k), narrow(group_size), narrow(arch), narrow(processors), 0});
+  const char* path = chosen.path == Path::dequantize ? "dequantize + cuBLAS" : shape(chosen.variant).name;
+  return std::string(path) + ": " + chosen.reason;
+}
+
 // How many threads the CPU's ops use, the caller's included.
 void set_cpu_threads(int64_t threads) {
   expect_at_least("threads", threads, 1);
@@ -286,6 +295,7 @@ STABLE_TORCH_LIBRARY(voltserve, m) {
   m.def("silu_and_mul(Tensor x) -> Tensor");
   m.def("set_cpu_threads(int threads) -> ()");
   m.def("_cpu_instruction_sets() -> str");
+  m.def("_cuda_route(int m, int n, int k, int group_size, int arch, int processors) -> str");
   m.def("_use_cpu_instruction_set(str name) -> ()");
 }
 
@@ -303,5 +313,6 @@ STABLE_TORCH_LIBRARY_IMPL(voltserve, CPU, m) {
 STABLE_TORCH_LIBRARY_IMPL(voltserve, CompositeExplicitAutograd, m) {
   m.impl("set_cpu_threads", TORCH_BOX(&set_cpu_threads));
   m.impl("_cpu_instruction_sets", TORCH_BOX(&cpu_instruction_sets));
+  m.impl("_cuda_route", TORCH_BOX(&cuda_route));
   m.impl("_use_cpu_instruction_set", TORCH_BOX(&use_cpu_instruction_set));
 }

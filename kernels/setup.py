@@ -38,6 +38,8 @@ CUDA_OBJECTS = [
 ]
 CUDA_HOME = Path(os.environ.get("CUDA_HOME", ""))
 CUDA_LIBRARIES: list[str] = []
+if not CUDA_OBJECTS:  # among them otherwise
+    SOURCES["cuda/plan.cpp"] = []
 if CUDA_OBJECTS:
     for ops in sorted(Path("cuda").glob("*ops.cpp")):
         SOURCES[str(ops)] = ["-DUSE_CUDA", "-isystem", str(CUDA_HOME / "include")]

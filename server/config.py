@@ -52,6 +52,9 @@ class Settings(BaseModel):
     hang_timeout: float = Field(
         120, gt=0, description="seconds a degraded engine may take to answer until it is restarted"
     )
+    volta: Literal["auto", "force"] = Field(
+        "auto", description="auto or force: whether GPUs other than V100s are treated as V100s, for trials"
+    )
     memory_plan: Literal["enforce", "warn"] = Field(
         "enforce", description="enforce or warn: what to do where the model cannot fit the GPUs"
     )

@@ -10,6 +10,7 @@ from server.config import Config, setting_flags
 from server.decisions import Decision
 from server.errors import PreflightError
 from server.render import ALWAYS, is_inherited, overridden, render_launch
+from server.volta import engine_decisions
 
 RUNTIME = Path("RUNTIME")  # stands for the private folder that serve makes
 
@@ -23,18 +24,19 @@ def explain(config: Config) -> dict[str, Any]:
     values = {**own, **config.engine}
     launch = render_launch(config, RUNTIME)
     checked, problem = _preflight(config)
+    engine, refusal = engine_decisions(config)
     inherited = sorted(name for name in os.environ if is_inherited(name) and name not in ALWAYS)
     return {
         "settings": {name: {"value": values[name], "source": config.sources[name]} for name in own},
         "engine_flags": {
             name: {"value": config.engine[name], "source": config.sources[name]} for name in sorted(config.engine)
         },
-        "decisions": [vars(decision) for decision in (*config.decisions, *overridden(config), *checked)],
+        "decisions": [vars(decision) for decision in (*config.decisions, *overridden(config), *checked, *engine)],
         "devices": [vars(device) for device in config.devices.gpus] or config.devices.reason,
         "engine_command": list(launch.argv),
         "engine_environment": {name: value for name, value in sorted(launch.env.items()) if name not in inherited},
         "engine_inherits": inherited,
-        "problem": problem,
+        "problem": problem or refusal,
     }
 
 

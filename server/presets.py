@@ -69,11 +69,15 @@ class Automatic(_Strict):
 
 
 class Preset(_Strict):
-    """One preset file. `match` is null for machines without a GPU the engine can use."""
+    """One preset file. `match` is null for machines without a GPU the engine can use.
+
+    One that `extends` another takes all that it does not say from that one, and is used only where it is asked for.
+    """
 
     schema_version: Literal[1] = Field(alias="schema")
     name: str
     description: str
+    extends: str | None = None
     match: Match | None
     engine: dict[str, FlagValue] = Field(default_factory=dict)
     limits: dict[str, Limit] = Field(default_factory=dict)
@@ -129,7 +133,7 @@ def load_preset(path: Path) -> Preset:
         ConfigError: it cannot be read, or is not a preset; names the file, the key and the nearest valid key.
     """
     try:
-        preset = Preset.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+        preset = Preset.model_validate(_read_extended(path))
         preset.flags()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: expected a preset file, got: {error}") from error
@@ -142,6 +146,22 @@ def load_preset(path: Path) -> Preset:
     if preset.name != path.stem:
         raise ConfigError(f"{path}: the preset's name is {preset.name!r}, expected the file's, {path.stem!r}")
     return preset
+
+
+def _read_extended(path: Path) -> object:
+    """What a preset's file says, over what the preset of the same folder says that it extends. Raises ConfigError."""
+    said = yaml.safe_load(path.read_text(encoding="utf-8"))
+    if not isinstance(said, dict) or not isinstance(said.get("extends"), str):
+        return said
+    base_path = path.with_name(f"{said['extends']}.yaml")
+    names = [other.stem for other in path.parent.glob("*.yaml") if other != path]
+    if base_path.stem not in names:
+        raise ConfigError(f"extends: {unknown_name('preset', said['extends'], names)}")
+    base = yaml.safe_load(base_path.read_text(encoding="utf-8"))
+    if not isinstance(base, dict) or "extends" in base:
+        raise ConfigError(f"extends: expected a preset that extends none, got {said['extends']}")
+    parts = {key: {**base.get(key, {}), **said.get(key, {})} for key in ("engine", "limits", "env")}
+    return {**base, **said, **parts}
 
 
 # The keys of each part of a preset file, to name the nearest when one is unknown.
@@ -184,7 +204,7 @@ def select_preset(presets: Mapping[str, Preset], devices: Devices, *, cpu_engine
         reason = devices.reason if not found else f"the installed engine is the CPU build; it leaves {devices} unused"
         return preset, Decision("preset", preset.name, reason)
     for preset in presets.values():
-        if preset.match is not None and preset.match.covers(found):
+        if preset.match is not None and preset.extends is None and preset.match.covers(found):
             return preset, Decision("preset", preset.name, f"found {devices}")
     listing = "\n".join(f"  {preset.name}: {preset.description}" for preset in presets.values())
     raise ConfigError(

@@ -32,6 +32,7 @@ ALWAYS = {
     "PYTHONUNBUFFERED": "1",
     "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "31536000",
 }
+FORCE_VOLTA = "VOLTSERVE_FORCE_VOLTA"  # read by engine/gpus.py
 DEFAULTS = {"VLLM_HOST_IP": "127.0.0.1"}
 
 
@@ -72,6 +73,8 @@ def render_launch(
         "VLLM_RPC_BASE_PATH": str(runtime),  # vLLM's own sockets, which it leaves behind
         "VOLTSERVE_PROGRESS_SOCKET": str(progress_socket(runtime)),
     }
+    if config.volta == "force":
+        env[FORCE_VOLTA] = "1"
     if config.pinned:  # by UUID, which means the same in whatever order CUDA counts
         env["CUDA_VISIBLE_DEVICES"] = ",".join(device.uuid for device in config.devices.gpus)
     return Launch(tuple(argv), env)

@@ -73,6 +73,42 @@ def test_links_do_not_matter_where_a_preset_says_so(tmp_path: Path, nvlink: bool
     assert preset.match.covers([gpu(nvlink=nvlink)])
 
 
+def test_a_preset_takes_what_it_does_not_say_from_the_one_it_extends(tmp_path: Path) -> None:
+    write(tmp_path)
+    more = {
+        "schema": 1,
+        "name": "more",
+        "extends": "good",
+        "description": "more",
+        "engine": {"seed": 3},
+        "env": {"A": "2"},
+    }
+    (tmp_path / "more.yaml").write_text(yaml.safe_dump(more))
+    presets = load_presets(tmp_path)
+    assert presets["more"].flags() == {"dtype": "float16", "max-num-seqs": 4, "seed": 3}
+    assert presets["more"].env["A"] == "2"
+    assert presets["more"].match == presets["good"].match
+    assert select_preset(presets, Devices((gpu(),)), cpu_engine=False)[0].name == "good"
+
+
+@pytest.mark.parametrize(
+    ("extends", "message"),
+    [
+        ("goood", "unknown preset 'goood'; did you mean good"),
+        ("more", "unknown preset 'more'"),
+        ("chain", "extends none"),
+    ],
+)
+def test_a_preset_extends_another_of_its_folder_that_extends_none(tmp_path: Path, extends: str, message: str) -> None:
+    write(tmp_path)
+    for name, base in (("chain", "good"), ("more", extends)):
+        said = {"schema": 1, "name": name, "extends": base, "description": name}
+        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(said))
+    with pytest.raises(ConfigError, match=message) as error:
+        load_presets(tmp_path)
+    assert "more.yaml" in str(error.value)
+
+
 def test_a_file_that_is_not_yaml_is_named(tmp_path: Path) -> None:
     (tmp_path / "bad.yaml").write_text("a: [")
     with pytest.raises(ConfigError, match=r"bad\.yaml: not YAML"):
@@ -121,7 +157,9 @@ def test_number_size_and_links_of_v100s_decide(count: int, memory_gib: int, nvli
     preset, decision = select_preset(presets, found, cpu_engine=False)
     assert (preset.name, decision.choice) == (expected, expected)
     assert str(found.gpus[0]) in decision.reason
-    assert sum(one.match is not None and one.match.covers(found.gpus) for one in presets.values()) == 1
+    covering = [one for one in presets.values() if one.match is not None and one.match.covers(found.gpus)]
+    assert [one.name for one in covering if one.extends is None] == [expected]
+    assert f"{expected}-graphs" in {one.name for one in covering}
 
 
 @pytest.mark.parametrize("name", sorted(load_presets()))
@@ -131,7 +169,7 @@ def test_a_gpu_preset_is_safe_on_its_links(name: str) -> None:
         return
     flags = preset.flags()
     assert flags["dtype"] == "float16"
-    assert flags["enforce-eager"] is True
+    assert flags["enforce-eager"] is (preset.extends is None)
     assert flags.get("tensor-parallel-size", 1) == preset.match.count
     over_pcie = preset.match.nvlink is False
     assert (preset.env.get("NCCL_P2P_DISABLE") == "1") == over_pcie

@@ -53,3 +53,9 @@ def test_a_variable_of_the_user_s_beats_the_preset_s_and_is_a_decision() -> None
     assert render_launch(config, Path("/run/x"), environ).env["NCCL_P2P_DISABLE"] == "0"
     assert [(one.what, one.choice) for one in overridden(config, environ)] == [("NCCL_P2P_DISABLE", "0")]
     assert overridden(config, {}) == []
+
+
+def test_treating_any_gpu_as_a_v100_reaches_the_engine_only_where_asked_for() -> None:
+    for flags, expected in (([], None), (["--volta", "auto"], None), (["--volta", "force"], "1")):
+        config = load_config(["--model", "m", *flags], {}, lambda: NONE)
+        assert render_launch(config, Path("/run/x"), {}).env.get("VOLTSERVE_FORCE_VOLTA") == expected
