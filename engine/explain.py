@@ -1,0 +1,52 @@
+"""What the engine would decide on V100s, found out without one: `python -m engine.explain`, for `voltserve explain`.
+
+Reads what `volta.explain` takes, and `matrix` [rows, columns, group size] of a layer on one rank, as JSON from standard
+input; prints the choices as JSON.
+"""
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+
+from engine import volta
+from engine.volta import Choice
+
+V100_ARCH, V100_PROCESSORS = 70, 80
+# Where a route may begin: plan.h's blocks of tokens begin after a power of two, or among the first few.
+BEGINNINGS = (1, 2, 3, 4, 5, *(2**exponent + 1 for exponent in range(3, 12)))
+
+
+def choose_routes(route: Callable[[int], str]) -> list[Choice]:
+    """The kernel of each number of tokens, adjacent numbers of the same kernel together. `route`: "NAME: REASON"."""
+    begins: list[tuple[int, str]] = []
+    for tokens in BEGINNINGS:
+        if not begins or begins[-1][1] != route(tokens):
+            begins.append((tokens, route(tokens)))
+    ends = [first - 1 for first, _ in begins[1:]]
+    choices = []
+    for (first, told), last in zip(begins, [*ends, None], strict=True):
+        name, _, reason = told.partition(": ")
+        if last is None:
+            span = f"{first} tokens and more"
+        else:
+            span = f"{first} to {last} tokens" if last > first else f"{first} token{'s' * (first > 1)}"
+        choices.append(Choice(f"kernel for {span}", name, reason))
+    return choices
+
+
+def main() -> None:
+    """Reads, decides, prints."""
+    given = json.load(sys.stdin)
+    rows, columns, group_size = given.pop("matrix")
+    choices = volta.explain(given)
+    import torch
+    import voltserve_kernels  # noqa: F401 - registers torch.ops.voltserve
+
+    of = torch.ops.voltserve._cuda_route
+    choices += choose_routes(lambda tokens: of(tokens, rows, columns, group_size, V100_ARCH, V100_PROCESSORS))
+    print(json.dumps([asdict(choice) for choice in choices]))
+
+
+if __name__ == "__main__":
+    main()
