@@ -12,7 +12,6 @@ import torch
 # Bound now: vLLM's CPU worker replaces torch's function by one that does nothing.
 from torch import set_num_threads
 from torch.nn import Module
-from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.layers.linear import LinearBase
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.v1.attention.backends.cpu_attn import (
@@ -49,13 +48,6 @@ def spare_openmp(model: Module) -> None:
         _threads = torch.get_num_threads()
         reason = f"to {ALONE_TOKENS} new tokens and {ALONE_POSITIONS} cached ones a step; {_threads} beyond"
         progress.decision("OpenMP threads of attention", "1", reason)
-
-
-def call_directly(model: Module) -> None:
-    """Has attention layers call their backend, not an operator that calls it: that serves compilation only."""
-    for module in model.modules():
-        if isinstance(module, Attention):
-            module.use_direct_call = True
 
 
 class Backend(CPUAttentionBackend):  # type: ignore[misc]  # vLLM's classes are untyped

@@ -169,8 +169,8 @@ class QuasarNvfp4LinearMethod(LinearMethodBase):  # type: ignore[misc]  # vLLM's
 
     def apply(self, layer: Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """x [..., K] to [..., N] in x's dtype."""
-        if (scale := getattr(layer, PRE_QUANT_SCALE, None)) is not None:
-            x = x * scale
+        if self._pre_quant_members:
+            x = x * layer.pre_quant_scale
         if self.route.name == "dense":
             y: torch.Tensor = self._dense.apply(layer, x, bias)
         else:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from vllm.config import CompilationMode, ModelConfig, VllmConfig
 from vllm.config.load import LoadConfig
+from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 from vllm.platforms import current_platform
 
@@ -30,10 +31,10 @@ class ReportingLoader(DefaultModelLoader):  # type: ignore[misc]  # vLLM's class
         """Builds and loads the model; what follows in vLLM is sizing the KV cache and the warm-up run."""
         progress.phase("weights")
         model: nn.Module = super().load_model(vllm_config, model_config, prefix)
+        if vllm_config.compilation_config.mode == CompilationMode.NONE:
+            call_attention_directly(model)
         if current_platform.device_type == "cpu":
             cpu_attention.spare_openmp(model)
-            if vllm_config.compilation_config.mode == CompilationMode.NONE:
-                cpu_attention.call_directly(model)
         reason = "all parameters and buffers of this rank, once loaded"
         progress.decision("weights in memory", f"{bytes_held(model)} bytes", reason)
         if current_platform.is_cuda():
@@ -72,6 +73,13 @@ class ReportingLoader(DefaultModelLoader):  # type: ignore[misc]  # vLLM's class
             yield name, tensor
             # Only now has vLLM copied the bytes out of the mapped file.
             self._progress.advance(tensor.nbytes, file)
+
+
+def call_attention_directly(model: nn.Module) -> None:
+    """Has attention layers call their backend, not an operator that calls it: that serves compilation only."""
+    for module in model.modules():
+        if isinstance(module, Attention):
+            module.use_direct_call = True
 
 
 def bytes_held(model: nn.Module) -> int:

@@ -6,14 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch.nn import Linear, Module, ModuleList
-from vllm.model_executor.layers.attention import Attention
+from torch.nn import Linear, ModuleList
 from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionMetadataBuilder
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
 from engine import cpu_attention
-from engine.cpu_attention import Builder, call_directly, openmp_threads, spare_openmp
+from engine.cpu_attention import Builder, openmp_threads, spare_openmp
 
 from .conftest import AsRank
 from .layers import load, make, member
@@ -67,14 +66,6 @@ def test_a_model_with_a_layer_that_needs_openmp_keeps_all_threads(monkeypatch: p
     assert threads_after_a_step(monkeypatch, 1, [5]) == 2
     spare_openmp(Linear(4, 4))
     assert threads_after_a_step(monkeypatch, 1, [5]) == 2
-
-
-def test_attention_layers_call_their_backend_themselves() -> None:
-    attention = Attention.__new__(Attention)
-    Module.__init__(attention)
-    attention.use_direct_call = False
-    call_directly(ModuleList([attention]))
-    assert attention.use_direct_call
 
 
 def test_vllm_is_given_our_backend_for_cpus() -> None:
