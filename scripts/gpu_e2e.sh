@@ -1,0 +1,79 @@
+#!/usr/bin/env bash
+# Runs the overlay end to end on a GPU machine that has Python 3.12 and a torch of its own, from what scripts/gpu_e2e/pack.py
+# made here (build/gpu_e2e/): the launcher, HTTP, vLLM, our kernels. A GPU that is no V100 is treated as one
+# (VOLTSERVE_FORCE_VOLTA); its speed is its own, and mma.m8n8k4, with which a V100 multiplies 2 to 1024 tokens, is emulated
+# after Volta. Results go to $OUT (default: build/gpu_e2e/out), each step under a time limit.
+# Usage: gpu_e2e.sh STEP…     bringup | speed | answers | fault | moe
+set -uo pipefail
+cd "$(dirname "$0")/.."
+OUT=${OUT:-$PWD/build/gpu_e2e/out}
+WORK=${WORK:-/tmp/gpu_e2e}
+PACK=build/gpu_e2e
+mkdir -p "$OUT" "$WORK/site"
+
+if [[ ! -f $WORK/unpacked ]]; then
+  tar xJf $PACK/site.tar.xz -C "$WORK/site" && tar xJf $PACK/kernels.tar.xz -C "$WORK/site" && touch "$WORK/unpacked"
+fi
+# Parts of the model may come with different calls.
+cp -u $PACK/model.0? "$WORK/" 2>/dev/null
+export PYTHONPATH=$WORK/site:$PWD:$PWD/scripts/gpu_e2e LD_LIBRARY_PATH=$WORK/site:${LD_LIBRARY_PATH:-}
+export VOLTSERVE_FORCE_VOLTA=1 HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 PYTHONUNBUFFERED=1 VLLM_CACHE_ROOT=$WORK/cache
+SHM=/dev/shm/gpu_e2e
+
+# step SECONDS NAME COMMAND…
+step() {
+  local limit=$1 name=$2 began=$SECONDS; shift 2
+  timeout -k 5 "$limit" "$@" >"$OUT/$name.log" 2>&1
+  local code=$?
+  echo "[$name] exit $code, $((SECONDS - began)) s"
+  [[ $code == 0 ]] || tail -n "${TAIL:-25}" "$OUT/$name.log" | cut -c1-300
+  return $code
+}
+
+bringup() {
+  step 90 import python3 -c 'import torch, voltserve_kernels; print(torch.__version__, voltserve_kernels.devices())
+from vllm.platforms import current_platform as p; print(type(p), p.get_device_capability())
+from engine import launcher' || return 1
+  head -c 600 "$OUT/import.log"
+  step 30 small python3 scripts/gpu_e2e/synthetic.py smollm2 "$WORK/small" --device cuda
+  step 150 small-speed python3 scripts/gpu_e2e/measure.py "$WORK/small" "$OUT/small.json" --memory 0.1 --streams 1 4 32
+  grep "'way'" "$OUT/small-speed.log"
+  cp $PACK/tokenizer/* "$WORK/small/"
+  local flags=(--dtype float16 --max-model-len 2048 --max-num-seqs 32 --gpu-memory-utilization 0.1)
+  step 100 small-graphs python3 scripts/gpu_e2e/answers.py --questions $PACK/questions.json "$WORK/small" "$OUT/small-graphs.json" "${flags[@]}"
+  tail -n 25 "$OUT/small-graphs.log" | cut -c1-250
+}
+
+model() {
+  [[ -f $WORK/model/model.safetensors ]] && return 0
+  mkdir -p "$WORK/model" && step 60 unpack python3 scripts/gpu_e2e/unpack.py "$WORK" "$WORK/model"
+}
+
+answers() {
+  model || return 1
+  local flags=(--dtype float16 --max-model-len 2048 --max-num-seqs 32 --gpu-memory-utilization 0.1)
+  step 120 eager python3 scripts/gpu_e2e/answers.py --questions $PACK/questions.json "$WORK/model" "$OUT/eager.json" "${flags[@]}" --enforce-eager
+  step 120 graphs python3 scripts/gpu_e2e/answers.py --questions $PACK/questions.json "$WORK/model" "$OUT/graphs.json" "${flags[@]}"
+  tail -n 15 "$OUT"/{eager,graphs}.log | cut -c1-200
+}
+
+fault() {
+  model || return 1
+  step 100 faulty python3 scripts/gpu_e2e/answers.py --questions $PACK/questions.json "$WORK/model" "$OUT/faulty.json" --dtype float16 \
+    --max-model-len 2048 --max-num-seqs 32 --gpu-memory-utilization 0.1 --worker-extension-cls faulty.FaultyGraphs
+}
+
+moe() {
+  step 60 moe-model python3 scripts/gpu_e2e/synthetic.py moe "$WORK/moe" && cp $PACK/tokenizer/* "$WORK/moe/" || return 1
+  step 120 moe python3 scripts/gpu_e2e/answers.py --questions $PACK/questions.json "$WORK/moe" "$OUT/moe.json" --dtype float16 \
+    --max-model-len 2048 --max-num-seqs 32 --gpu-memory-utilization 0.1
+}
+
+speed() {
+  step 120 big python3 scripts/gpu_e2e/synthetic.py qwen3-32b "$SHM/qwen3-32b" --device cuda || return 1
+  step "${SPEED_LIMIT:-280}" big-speed python3 scripts/gpu_e2e/measure.py "$SHM/qwen3-32b" "$OUT/big.json" --library "$WORK/site/libvoltserve_cuda.so"
+  grep "'way'" "$OUT/big-speed.log"
+  rm -rf "$SHM"
+}
+
+for name in "$@"; do "$name"; done

@@ -1,0 +1,96 @@
+"""Compares what two engines answered (answers.py): `compare.py REFERENCE.json OTHER.json OUTPUT.json [--device NAME]`.
+
+Greedy texts must be equal; where one differs, the reference must have held both tokens for almost equally likely,
+since then rounding decides. Perplexities must agree within half a percent. Exits with 1 where they do not.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+# Natural logarithms between the reference's two likeliest tokens. float16 activations move them by this much at most.
+GAP = 0.1
+PERPLEXITY = 0.005
+
+
+def first_difference(reference: Sequence[Any], other: Sequence[Any]) -> dict[str, Any] | None:
+    """Where two greedy texts part, and how much likelier the reference held its own token; None where they do not.
+
+    `gap` is None where the other's token was not among the reference's likeliest five.
+    """
+    for index, (one, two) in enumerate(zip(reference, other, strict=True)):
+        if one["token"] != two["token"]:
+            likelihood = one["top"].get(str(two["token"]))
+            gap = None if likelihood is None else round(one["logprob"] - likelihood, 4)
+            return {"token": index, "gap": gap}
+    return None
+
+
+def noise(reference: Sequence[Any], other: Sequence[Any]) -> float:
+    """The largest difference of a token's log probability while the texts are the same."""
+    largest = 0.0
+    for one, two in zip(reference, other, strict=True):
+        if one["token"] != two["token"]:
+            break
+        largest = max(largest, abs(one["logprob"] - two["logprob"]))
+    return largest
+
+
+def compare(reference: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """All of it, with `passed`."""
+    result: dict[str, Any] = {"passed": True, "gap_allowed": GAP, "perplexity_allowed": PERPLEXITY}
+    for way in ("alone", "together"):
+        pairs = list(zip(reference[way], other[way], strict=True))
+        differences = [
+            {"prompt": number} | found
+            for number, pair in enumerate(pairs)
+            if (found := first_difference(*pair)) is not None
+        ]
+        result[way] = {
+            "prompts": len(pairs),
+            "tokens_each": len(pairs[0][0]),
+            "equal": len(pairs) - len(differences),
+            "largest_log_probability_difference": round(max(noise(*pair) for pair in pairs), 4),
+            "first_differences": differences,
+        }
+        result["passed"] &= all(one["gap"] is not None and one["gap"] <= GAP for one in differences)
+    ratio = other["perplexity"] / reference["perplexity"] - 1
+    result["perplexity"] = {
+        "reference": round(reference["perplexity"], 5),
+        "other": round(other["perplexity"], 5),
+        "difference": round(ratio, 6),
+        "tokens": reference["perplexity_tokens"],
+    }
+    result["passed"] &= abs(ratio) <= PERPLEXITY
+    return result
+
+
+def main() -> int:
+    """Writes the comparison."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("reference", type=Path)
+    parser.add_argument("other", type=Path)
+    parser.add_argument("output", type=Path)
+    parser.add_argument("--what", default="the CPU engine's answers and the GPU engine's")
+    parser.add_argument("--device", required=True)
+    parser.add_argument("--command", required=True, help="with which the answers were asked for")
+    arguments = parser.parse_args()
+    reference, other = (json.loads(path.read_text()) for path in (arguments.reference, arguments.other))
+    head = {
+        "what": arguments.what,
+        "provenance": "measured",
+        "device": arguments.device,
+        "command": arguments.command,
+        "flags": other["flags"],
+        "start_seconds": other["start_seconds"],
+    }
+    result = head | compare(reference, other) | {"decisions": other["decisions"]}
+    arguments.output.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+    return 0 if result["passed"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

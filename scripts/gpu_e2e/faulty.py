@@ -1,0 +1,22 @@
+"""An engine whose CUDA graphs compute something else than its eager steps, to see that the start-up check notices.
+
+Given as `--worker-extension-cls faulty.FaultyGraphs`.
+"""
+
+from engine.graph_check import GraphSwitch
+
+FACTOR = 1.5
+
+
+class FaultyGraphs(GraphSwitch):
+    """Scales the final norm's weight, which both ways read, exactly while graphs are on."""
+
+    _wrong = False
+
+    def voltserve_use_graphs(self, wanted: bool) -> None:
+        """As the original, and breaks or mends the weight."""
+        super().voltserve_use_graphs(wanted)
+        if wanted != self._wrong:
+            weight = self.model_runner.get_model().model.norm.weight
+            weight.data.mul_(FACTOR if wanted else 1 / FACTOR)
+            self._wrong = wanted

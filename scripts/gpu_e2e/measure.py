@@ -1,0 +1,227 @@
+"""Measures decoding of a large model in one engine: eager and CUDA graphs, our products and the reference way.
+
+    measure.py MODEL OUTPUT [--streams 1 8 16 32] [--tokens 64] [--prompt 128] [--library libvoltserve_cuda.so]
+
+The reference way dequantizes each weight to float16 and calls cuBLAS, on every call. Only the two ways to multiply
+change between runs: model, cache, attention, sampling and engine are the same, in one process. Prompts are random.
+"""
+
+import argparse
+import asyncio
+import itertools
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from engine.graph_check import GraphSwitch
+from engine.linear import QuasarNvfp4LinearMethod
+
+PROFILED_STEPS = 12
+
+
+class Bench(GraphSwitch):
+    """What vLLM's worker gains for these measurements."""
+
+    device: Any
+
+    def voltserve_way(self, way: str) -> int:
+        """From now on multiplies by `kernels` or `reference`, in graphs captured anew; returns how many layers do."""
+        methods = [
+            module.quant_method
+            for module in self.model_runner.get_model().modules()
+            if isinstance(getattr(module, "quant_method", None), QuasarNvfp4LinearMethod)
+        ]
+        product = torch.ops.voltserve.nvfp4_linear.default if way == "kernels" else dequantize_and_multiply
+        for method in methods:
+            method._product = product
+        if self.voltserve_captured_sizes():
+            self.voltserve_use_graphs(True)
+            self.model_runner.model.clear_graphs()
+            torch.cuda.empty_cache()
+            self.model_runner.capture_model()
+        return len(methods)
+
+    def voltserve_memory(self) -> dict[str, int]:
+        """Bytes on this GPU."""
+        held = {tensor.data_ptr(): tensor.nbytes for tensor in self.model_runner.get_model().parameters()}
+        embedding = self.model_runner.get_model().model.embed_tokens.weight
+        free, total = torch.cuda.mem_get_info()
+        return {
+            "weights": sum(held.values()),
+            "weights_read_a_step": sum(held.values()) - embedding.nbytes,
+            "allocated": torch.cuda.memory_allocated(),
+            "peak_allocated": torch.cuda.max_memory_allocated(),
+            "used_on_the_gpu": total - free,
+        }
+
+    def voltserve_profile(self, on: bool, path: str = "") -> None:
+        """Starts torch's profiler, or stops it and writes its table."""
+        if on:
+            self._profiler = torch.profiler.profile(
+                activities=[torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+            )
+            self._profiler.start()
+            return
+        torch.cuda.synchronize()
+        self._profiler.stop()
+        averages = self._profiler.key_averages()
+        tables = [averages.table(sort_by=key, row_limit=45, max_name_column_width=70) for key in ORDERS]
+        Path(path).write_text("\n\n".join(tables))
+
+
+ORDERS = ("self_cpu_time_total", "self_cuda_time_total")
+
+
+def dequantize_and_multiply(
+    x: torch.Tensor, packed: torch.Tensor, scales: torch.Tensor, factor: torch.Tensor, group: int, bias: Any
+) -> torch.Tensor:
+    """x Wᵀ + bias, with W written out in float16 first."""
+    weight = torch.ops.voltserve.nvfp4_dequantize(packed, scales, factor, group, torch.float16)
+    return functional.linear(x, weight, bias)
+
+
+async def stream(engine: Any, prompt: list[int], tokens: int, name: str) -> list[float]:
+    """When each token came, in seconds since the request."""
+    from vllm.inputs import TokensPrompt
+    from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+    params = SamplingParams(
+        temperature=0,
+        max_tokens=tokens,
+        ignore_eos=True,
+        detokenize=False,
+        output_kind=RequestOutputKind.DELTA,
+    )
+    began = time.perf_counter()
+    times: list[float] = []
+    async for output in engine.generate(TokensPrompt(prompt_token_ids=prompt), params, name):
+        times += [time.perf_counter() - began] * len(output.outputs[0].token_ids)
+    return times
+
+
+async def measure(engine: Any, streams: int, prompt: int, tokens: int, vocabulary: int, seed: int) -> dict[str, Any]:
+    """Rates while all streams decode, and times to the first token."""
+    random = torch.Generator().manual_seed(seed)
+    prompts = torch.randint(3, vocabulary, (streams, prompt), generator=random).tolist()
+    began = time.perf_counter()
+    all_times = await asyncio.gather(
+        *(stream(engine, ids, tokens, f"{seed}-{index}") for index, ids in enumerate(prompts))
+    )
+    wall = time.perf_counter() - began
+    last_first = max(times[0] for times in all_times)
+    first_last = min(times[-1] for times in all_times)
+    steady = sum(sum(last_first < moment <= first_last for moment in times) for times in all_times)
+    steps = [after - before for times in all_times for before, after in itertools.pairwise(times)]
+    return {
+        "streams": streams,
+        "decode_tokens_s": round(steady / (first_last - last_first), 2),
+        "total_tokens_s": round(streams * tokens / wall, 2),
+        "step_ms_median": round(1e3 * statistics.median(steps), 3),
+        "first_token_ms_median": round(1e3 * statistics.median(times[0] for times in all_times), 1),
+    }
+
+
+async def run(arguments: argparse.Namespace) -> None:
+    """All measurements, written after each, so that a time limit leaves what was measured."""
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.plugins import load_general_plugins
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    load_general_plugins()
+    result: dict[str, Any] = {
+        "what": "decoding on the GPU named, through vLLM and the overlay",
+        "provenance": "measured",
+        "device": "",
+        "torch": torch.__version__,
+        "command": " ".join(sys.argv),
+        "shape": arguments.model.name,
+        "prompt_tokens": arguments.prompt,
+        "tokens": arguments.tokens,
+        "rows": [],
+    }
+
+    def save() -> None:
+        arguments.output.write_text(json.dumps(result, indent=1) + "\n")
+
+    began = time.perf_counter()
+    engine = AsyncLLM.from_engine_args(
+        AsyncEngineArgs(
+            model=str(arguments.model),
+            dtype="float16",
+            load_format="voltserve",
+            skip_tokenizer_init=True,
+            max_model_len=2048,
+            max_num_seqs=max(arguments.streams),
+            gpu_memory_utilization=arguments.memory,
+            enable_prefix_caching=False,
+            worker_extension_cls="measure.Bench",
+            compilation_config={"cudagraph_capture_sizes": sorted({1, 2, 4, 8, 16, max(arguments.streams)})},
+            disable_log_stats=True,
+        )
+    )
+
+    async def call(name: str, *args: Any) -> Any:
+        return (await engine.collective_rpc(name, args=args))[0]
+
+    result["load_seconds"] = round(time.perf_counter() - began, 1)
+    result["memory"] = await call("voltserve_memory")
+    vocabulary = engine.model_config.get_vocab_size()
+    seed = 0
+    ways: list[tuple[str, bool]] = [("kernels", True), ("kernels", False), ("reference", True), ("reference", False)]
+    current = "kernels"
+    for way, graphs in ways:
+        if way != current:
+            await call("voltserve_way", way)
+            current = way
+        await call("voltserve_use_graphs", graphs)
+        await measure(engine, 2, arguments.prompt, 4, vocabulary, seed := seed + 1)  # compiles what is compiled late
+        for streams in arguments.streams:
+            row = await measure(engine, streams, arguments.prompt, arguments.tokens, vocabulary, seed := seed + 1)
+            result["rows"].append({"way": way, "graphs": graphs} | row)
+            print(result["rows"][-1], flush=True)
+            save()
+        if way == "kernels":
+            await call("voltserve_profile", True)
+            await measure(engine, 1, arguments.prompt, PROFILED_STEPS, vocabulary, seed := seed + 1)
+            name = f"profile-{'graphs' if graphs else 'eager'}.txt"
+            await call("voltserve_profile", False, str(arguments.output.with_name(name)))
+    engine.shutdown()
+    result["device"] = torch.cuda.get_device_name()
+    if arguments.library:
+        result["read_ceiling_bytes_s"] = read_ceiling(arguments.library)
+        floor = result["memory"]["weights_read_a_step"] / result["read_ceiling_bytes_s"]
+        result["floor_ms"] = round(1e3 * floor, 3)
+    save()
+
+
+def read_ceiling(library: Path) -> float:
+    """Bytes a second that a kernel reads which does nothing else."""
+    from kernels.tools.native import Library
+    from scripts.bench_gpu import ceilings
+
+    measured: Callable[[Any], dict[str, float]] = ceilings
+    return measured(Library(library))["read"]
+
+
+def main() -> None:
+    """See above."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("output", type=Path)
+    parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 16, 32])
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--prompt", type=int, default=128)
+    parser.add_argument("--memory", type=float, default=0.3)
+    parser.add_argument("--library", type=Path)
+    asyncio.run(run(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()

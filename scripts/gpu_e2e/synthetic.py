@@ -1,0 +1,187 @@
+"""Writes a random NVFP4 checkpoint of a known model's shapes: `synthetic.py SHAPE DIRECTORY [--device cuda]`.
+
+Names, dtypes and layout are those of compressed-tensors; the numbers are random, with weights of standard deviation
+about 1/sqrt(K), so that activations stay in float16's range.
+"""
+
+import argparse
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+GROUP = 16
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What config.json says of a decoder's size; `experts` 0: dense."""
+
+    architecture: str
+    model_type: str
+    hidden: int
+    intermediate: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocabulary: int
+    qk_norm: bool
+    experts: int = 0
+
+
+SHAPES = {
+    "smollm2": Shape("LlamaForCausalLM", "llama", 576, 1536, 30, 9, 3, 64, 49152, False),
+    "qwen3-32b": Shape("Qwen3ForCausalLM", "qwen3", 5120, 25600, 64, 64, 8, 128, 151936, True),
+    # A quarter of Qwen3-30B-A3B's width and few layers and experts, with SmolLM2's vocabulary: small enough for a CPU.
+    "moe": Shape("Qwen3MoeForCausalLM", "qwen3_moe", 512, 256, 4, 8, 2, 64, 49152, True, experts=16),
+}
+
+
+def config(shape: Shape) -> dict[str, object]:
+    """config.json."""
+    made: dict[str, object] = {
+        "architectures": [shape.architecture],
+        "model_type": shape.model_type,
+        "dtype": "float16",
+        "hidden_size": shape.hidden,
+        "intermediate_size": shape.intermediate,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_dim,
+        "vocab_size": shape.vocabulary,
+        "max_position_embeddings": 40960,
+        "rms_norm_eps": 1e-6,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0},
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+        "attention_bias": False,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "quantization_config": {
+            "quant_method": "compressed-tensors",
+            "format": "nvfp4-pack-quantized",
+            "quantization_status": "compressed",
+            "config_groups": {
+                "group_0": {
+                    "targets": ["Linear"],
+                    "weights": {
+                        "num_bits": 4,
+                        "type": "float",
+                        "strategy": "tensor_group",
+                        "group_size": GROUP,
+                        "symmetric": True,
+                        "dynamic": False,
+                    },
+                    "input_activations": None,
+                }
+            },
+            "ignore": ["lm_head", "re:.*mlp.gate$"],
+            "kv_cache_scheme": None,
+        },
+    }
+    if shape.experts:
+        made |= {
+            "num_experts": shape.experts,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": shape.intermediate,
+            "decoder_sparse_step": 1,
+            "mlp_only_layers": [],
+            "norm_topk_prob": True,
+        }
+    return made
+
+
+class Writer:
+    """Shards of one layer each, and their index."""
+
+    def __init__(self, folder: Path, shape: Shape, device: str, seed: int) -> None:
+        self.folder, self.shape, self.device = folder, shape, device
+        self.random = torch.Generator(device).manual_seed(seed)
+        self.weight_map: dict[str, str] = {}
+        self.total = 0
+
+    def linear(self, tensors: dict[str, torch.Tensor], name: str, rows: int, columns: int) -> None:
+        """Codes uniform over all sixteen; block scales near 1; the divisor sets the deviation."""
+        codes = torch.randint(
+            0, 256, (rows, columns // 2), dtype=torch.uint8, device=self.device, generator=self.random
+        )
+        # E4M3 0x38 is 1; 0x30 … 0x3F are 0.5 … 1.875.
+        scales = torch.randint(
+            0x30, 0x40, (rows, columns // GROUP), dtype=torch.uint8, device=self.device, generator=self.random
+        )
+        # The root mean square of all 16 codes is 2.93, of these scales 1.16.
+        divisor = 2.93 * 1.16 * columns**0.5
+        tensors[f"{name}.weight_packed"] = codes
+        tensors[f"{name}.weight_scale"] = scales.view(torch.float8_e4m3fn)
+        tensors[f"{name}.weight_global_scale"] = torch.tensor([divisor], dtype=torch.float32)
+
+    def dense(self, rows: int, columns: int, deviation: float) -> torch.Tensor:
+        """A random float16 matrix."""
+        made = torch.randn(rows, columns, device=self.device, generator=self.random, dtype=torch.float32)
+        return made.mul_(deviation).half()
+
+    def save(self, name: str, tensors: dict[str, torch.Tensor]) -> None:
+        """One shard."""
+        on_host = {key: tensor.cpu().contiguous() for key, tensor in tensors.items()}
+        save_file(on_host, self.folder / name, metadata={"format": "pt"})
+        self.weight_map |= dict.fromkeys(on_host, name)
+        self.total += sum(tensor.nbytes for tensor in on_host.values())
+
+    def layer(self, index: int) -> None:
+        """One decoder layer."""
+        s, prefix = self.shape, f"model.layers.{index}"
+        tensors: dict[str, torch.Tensor] = {}
+        self.linear(tensors, f"{prefix}.self_attn.q_proj", s.heads * s.head_dim, s.hidden)
+        for name in ("k_proj", "v_proj"):
+            self.linear(tensors, f"{prefix}.self_attn.{name}", s.kv_heads * s.head_dim, s.hidden)
+        self.linear(tensors, f"{prefix}.self_attn.o_proj", s.hidden, s.heads * s.head_dim)
+        blocks = [f"{prefix}.mlp.experts.{expert}" for expert in range(s.experts)] or [f"{prefix}.mlp"]
+        for block in blocks:
+            self.linear(tensors, f"{block}.gate_proj", s.intermediate, s.hidden)
+            self.linear(tensors, f"{block}.up_proj", s.intermediate, s.hidden)
+            self.linear(tensors, f"{block}.down_proj", s.hidden, s.intermediate)
+        if s.experts:
+            tensors[f"{prefix}.mlp.gate.weight"] = self.dense(s.experts, s.hidden, s.hidden**-0.5)
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            tensors[f"{prefix}.{name}.weight"] = torch.ones(s.hidden, dtype=torch.float16)
+        if s.qk_norm:
+            for name in ("q_norm", "k_norm"):
+                tensors[f"{prefix}.self_attn.{name}.weight"] = torch.ones(s.head_dim, dtype=torch.float16)
+        self.save(f"layer-{index:03}.safetensors", tensors)
+
+
+def write(shape: Shape, folder: Path, device: str = "cpu", seed: int = 0) -> int:
+    """Writes the directory; returns the bytes of its tensors."""
+    folder.mkdir(parents=True, exist_ok=True)
+    writer = Writer(folder, shape, device, seed)
+    for index in range(shape.layers):
+        writer.layer(index)
+    rest = {
+        "model.embed_tokens.weight": writer.dense(shape.vocabulary, shape.hidden, 1.0),
+        # Logits some units apart, so that greedy decoding is no coin toss.
+        "lm_head.weight": writer.dense(shape.vocabulary, shape.hidden, 2 * shape.hidden**-0.5),
+        "model.norm.weight": torch.ones(shape.hidden, dtype=torch.float16),
+    }
+    writer.save("rest.safetensors", rest)
+    index = {"metadata": {"total_size": writer.total}, "weight_map": writer.weight_map}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    (folder / "config.json").write_text(json.dumps(config(shape), indent=1))
+    return writer.total
+
+
+def main() -> None:
+    """Prints the bytes written."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("shape", choices=SHAPES)
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--device", default="cpu")
+    arguments = parser.parse_args()
+    print(write(SHAPES[arguments.shape], arguments.directory, arguments.device))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,176 @@
+#!/usr/bin/env python3
+"""Computes what a 32B NVFP4 model decodes on two V100s, from the kernels' machine code and stated costs of the rest.
+
+    python scripts/v100_table.py --cuda-home DIR --measured docs/results/e2e-h200-32b-DATE.json --output F.json
+
+Nothing here was run on a V100. A step of M sequences at tensor parallelism 2 is
+
+    64 layers of (four products, attention, small kernels, two all-reduces) + lm_head + gathering logits + host
+
+products        kernels/tools/sass_model.py, from the sm_70 machine code
+attention       the cache's bytes at the share of the read rate that is stated, and launches
+small kernels   norms, rotary embedding, activation, cache write: each as long as the shortest kernel in a graph
+all-reduce      PCIe: through host memory, since peer-to-peer over PCIe is off; SXM2: NCCL over NVLink. Latency +
+                bytes / rate
+lm_head         float16, bound by reading
+host            in graphs what a step costs beside the GPU; eager the measured time of a host-bound step on the
+                machine of --measured, whose processor is newer than a V100's companion usually is
+
+In eager mode host and GPU overlap, so the longer one counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from kernels.tools.native import LIBRARY
+from kernels.tools.sass_model import GPUS, Model
+
+LAYERS, HIDDEN, VOCABULARY = 64, 5120, 151936  # Qwen3-32B
+RANKS = 2
+PRODUCTS = ((5120, 5120), (5120, 4096), (25600, 5120), (5120, 12800))  # qkv, o, gate_up, down of one rank
+CACHE_BYTES = 2 * 2 * 128 * 8 // RANKS  # keys and values, float16, 8 heads of 128: a token, a layer, a rank
+CONTEXT = 512  # tokens a sequence has in its cache
+REFERENCE = {1: 18, 8: 95, 16: 130, 32: 140}  # the reference document's 2 x V100 16 GB PCIe, eager
+GOAL = {1: 60, 8: 400, 16: 700, 32: 1000}  # in graphs
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What is stated, in seconds and bytes a second."""
+
+    small_kernels: int = 7
+    kernel_seconds: float = 3e-6
+    attention_kernels: int = 2  # the parts of the cache, and their sum
+    attention_share: float = 0.6  # of the read rate
+    lm_head_share: float = 0.96  # public measurement of a float16 matrix-vector product on a V100
+    graph_host_seconds: float = 1.5e-3  # scheduling, inputs, sampling, output
+
+
+@dataclass(frozen=True)
+class Link:
+    """An all-reduce of B bytes takes latency + B / rate, with two ranks."""
+
+    latency: float
+    rate: float
+    source: str
+
+
+LINKS = {
+    "v100-pcie": Link(45e-6, 8e9, "NCCL through host memory: 30 to 60 us seen by others; PCIe 3 x16 there and back"),
+    "v100-sxm2": Link(15e-6, 100e9, "NCCL over NVLink between two cards: 10 to 20 us usual; a few of its links"),
+}
+
+
+def step(model: Model, link: Link, costs: Costs, sequences: int) -> dict[str, float]:
+    """Milliseconds of each part of a step in graphs."""
+    read = model.gpu.read_bytes_s
+    products = sum(model.row(sequences, n, k)["us"] for n, k in PRODUCTS) * 1e-6
+    attention = costs.attention_kernels * costs.kernel_seconds + sequences * CONTEXT * CACHE_BYTES / (
+        costs.attention_share * read
+    )
+    reduced = 2 * sequences * HIDDEN
+    parts = {
+        "products": LAYERS * products,
+        "attention": LAYERS * attention,
+        "small_kernels": LAYERS * costs.small_kernels * costs.kernel_seconds,
+        "all_reduce": LAYERS * 2 * (link.latency + reduced / link.rate),
+        "lm_head": 2 * VOCABULARY * HIDDEN / RANKS / (costs.lm_head_share * read),
+        "gather_logits": link.latency + 2 * sequences * VOCABULARY / RANKS / link.rate,
+        "host": costs.graph_host_seconds,
+    }
+    return {name: round(1e3 * seconds, 3) for name, seconds in parts.items()}
+
+
+def host_step_ms(measured: dict[str, Any]) -> float:
+    """The eager step of one stream on the machine measured, where the GPU waits for the host. Raises ValueError."""
+    for row in measured["rows"]:
+        if (row["way"], row["graphs"], row["streams"]) == ("kernels", False, 1):
+            return float(row["step_ms_median"])
+    raise ValueError("--measured: expected a row of eager steps with one stream, got none")
+
+
+def plot(rows: list[dict[str, Any]], path: Path) -> None:
+    """Tokens a second by streams, beside the reference document's."""
+    import matplotlib as mpl
+
+    mpl.use("svg")
+    from matplotlib import pyplot
+
+    mpl.rcParams["svg.hashsalt"] = "voltserve"
+    figure, axes = pyplot.subplots(figsize=(7, 4))
+    for gpu in LINKS:
+        for mode, style in (("graphs", "-o"), ("eager", "--o")):
+            own = [row for row in rows if row["gpu"] == gpu]
+            axes.plot(
+                [row["streams"] for row in own], [row[f"{mode}_tokens_s"] for row in own], style, label=f"{gpu}, {mode}"
+            )
+    axes.plot(list(REFERENCE), list(REFERENCE.values()), ":s", label="reference document, PCIe, eager")
+    axes.set(
+        xlabel="streams",
+        ylabel="tokens a second",
+        title="Qwen3-32B NVFP4 on two V100s (computed)",
+        xscale="log",
+        yscale="log",
+    )
+    axes.set_xticks(list(REFERENCE), [str(streams) for streams in REFERENCE])
+    axes.minorticks_off()
+    axes.set_yticks([20, 50, 100, 200, 500, 1000], ["20", "50", "100", "200", "500", "1000"])
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path, metadata={"Date": None})
+
+
+def main() -> None:
+    """Prints the table, writes it and its plot."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cuda-home", type=Path, required=True)
+    parser.add_argument("--library", type=Path, default=LIBRARY)
+    parser.add_argument("--measured", type=Path, required=True)
+    parser.add_argument("--output", type=Path, required=True)
+    arguments = parser.parse_args()
+    costs = Costs()
+    host_ms = host_step_ms(json.loads(arguments.measured.read_text()))
+    rows = []
+    for name, link in LINKS.items():
+        model = Model(arguments.library, GPUS[name], arguments.cuda_home)
+        for sequences, reference in REFERENCE.items():
+            parts = step(model, link, costs, sequences)
+            graphs_ms = sum(parts.values())
+            eager_ms = max(graphs_ms - parts["host"], host_ms)
+            row = {
+                "gpu": name,
+                "streams": sequences,
+                "graphs_tokens_s": round(1e3 * sequences / graphs_ms, 1),
+                "eager_tokens_s": round(1e3 * sequences / eager_ms, 1),
+                "reference_tokens_s": reference,
+                "goal_tokens_s": GOAL[sequences],
+                "graphs_ms": round(graphs_ms, 2),
+                "parts_ms": parts,
+            }
+            rows.append(row)
+            print(row)
+    result = {
+        "what": "decoding of Qwen3-32B in NVFP4 on two V100s at tensor parallelism 2",
+        "provenance": "computed",
+        "command": " ".join(sys.argv),
+        "context_tokens": CONTEXT,
+        "stated": asdict(costs),
+        "links": {name: asdict(link) for name, link in LINKS.items()},
+        "eager_host_ms": host_ms,
+        "eager_host_source": str(arguments.measured),
+        "rows": rows,
+    }
+    arguments.output.write_text(json.dumps(result, indent=1) + "\n")
+    plot(rows, arguments.output.with_suffix(".svg"))
+
+
+if __name__ == "__main__":
+    main()

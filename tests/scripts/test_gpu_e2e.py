@@ -1,0 +1,111 @@
+"""What scripts/gpu_e2e/ carries to a GPU machine and judges afterwards; the runs themselves need one."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from quant.verify.report import verify
+
+FOLDER = Path(__file__).parents[2] / "scripts" / "gpu_e2e"
+
+
+@pytest.fixture(autouse=True)
+def beside_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They import each other as programs of one folder do."""
+    monkeypatch.syspath_prepend(FOLDER)
+
+
+def text(*tokens: int, shift: float = 0.0) -> list[dict[str, Any]]:
+    likely = {str(token): -0.5 - 0.04 * index for index, token in enumerate((1, 2))} | {"3": -4.0}
+    return [{"token": token, "logprob": likely[str(token)] + shift, "top": likely} for token in tokens]
+
+
+def answers(*texts: list[dict[str, Any]], perplexity: float = 10.0) -> dict[str, Any]:
+    return {"alone": list(texts), "together": list(texts), "perplexity": perplexity, "perplexity_tokens": 5}
+
+
+@pytest.mark.parametrize(
+    ("other", "passed"),
+    [
+        (answers(text(1, 1, 2)), True),
+        (answers(text(1, 2, 3)), True),  # parted where both were almost equally likely
+        (answers(text(1, 3, 2)), False),  # parted towards an unlikely token
+        (answers(text(1, 1, 2), perplexity=10.04), True),
+        (answers(text(1, 1, 2), perplexity=9.94), False),
+    ],
+)
+def test_texts_may_part_only_where_rounding_decides(other: dict[str, Any], passed: bool) -> None:
+    from compare import compare
+
+    assert compare(answers(text(1, 1, 2)), other)["passed"] is passed
+
+
+def test_a_token_beyond_the_likeliest_explains_nothing() -> None:
+    from compare import first_difference
+
+    other = text(1, 1)
+    other[1]["token"] = 77
+    assert first_difference(text(1, 1), other) == {"token": 1, "gap": None}
+
+
+def test_the_noise_is_taken_before_texts_part() -> None:
+    from compare import noise
+
+    other = [*text(1, shift=0.02), *text(2), *text(1, shift=9.0)]
+    assert noise(text(1, 1, 1), other) == pytest.approx(0.02)
+
+
+def test_a_model_is_the_same_after_the_journey(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import pack
+    import unpack
+
+    codes = torch.randint(-127, 128, (6, 64), generator=torch.Generator().manual_seed(1)).float()
+    codes.view(-1, 32)[:, 0] = 127  # each block of a Q8_0 GGUF has its largest value there
+    scale = torch.rand(12, 1, generator=torch.Generator().manual_seed(2)).half()
+    embedding = (codes.view(-1, 32) * scale.float()).half().view(6, 64)
+    source, folder, parts = (tmp_path / name for name in ("source", "folder", "parts"))
+    for path in (source, folder, parts):
+        path.mkdir()
+    tensors = {pack.EMBEDDING: embedding, "other": torch.arange(5)}
+    save_file(tensors, source / "model.safetensors")
+    (source / "config.json").write_text("{}")
+    pack.lay_out_model(source, folder)
+    pack.archive(folder, parts / "whole")
+    data = (parts / "whole").read_bytes()
+    (parts / "model.00").write_bytes(data[:100])
+    (parts / "model.01").write_bytes(data[100:])
+    monkeypatch.setattr(sys, "argv", ["unpack.py", str(parts), str(tmp_path / "there")])
+    unpack.main()
+    arrived = load_file(tmp_path / "there" / "model.safetensors")
+    assert set(arrived) == set(tensors)
+    assert all(torch.equal(arrived[name], tensor) for name, tensor in tensors.items())
+    assert sorted(path.name for path in (tmp_path / "there").iterdir()) == ["config.json", "model.safetensors"]
+
+
+def test_an_embedding_that_would_not_arrive_exactly_is_refused(tmp_path: Path) -> None:
+    import pack
+
+    save_file({pack.EMBEDDING: torch.randn(2, 64).half()}, tmp_path / "model.safetensors")
+    with pytest.raises(SystemExit, match="expected values of a Q8_0 GGUF"):
+        pack.lay_out_model(tmp_path, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["qwen3-32b", "moe"])
+def test_a_synthetic_checkpoint_is_a_valid_model(tmp_path: Path, name: str) -> None:
+    import synthetic
+
+    shape = synthetic.SHAPES[name]
+    small = replace(shape, hidden=128, intermediate=64, layers=2, heads=4, kv_heads=2, head_dim=32, vocabulary=64)
+    small = replace(small, experts=min(shape.experts, 2))
+    written = synthetic.write(small, tmp_path)
+    assert written == sum(
+        tensor.nbytes for path in tmp_path.glob("*.safetensors") for tensor in load_file(path).values()
+    )
+    assert [str(finding) for finding in verify(tmp_path).findings if finding.severity == "error"] == []
