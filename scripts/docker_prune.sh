@@ -17,7 +17,7 @@ files=(
   # Libraries that nothing links: torch takes none of these (readelf -d).
   nvidia/cusolver/lib/libcusolverMg.so.11 'nvidia/cuda_nvrtc/lib/libnvrtc*.alt.so.*'
   # To build against, not to run.
-  xgrammar/lib 'nvidia/nvshmem/lib/libnvshmem_device.*' 'cuda/bindings/*.cpp' torch/include 'torch/bin/protoc*'
+  xgrammar/lib 'nvidia/nvshmem/lib/libnvshmem_device.*' 'cuda/bindings/*.cpp' 'torch/bin/protoc*'
   # Tests of packages.
   {numba,numba/cuda,matplotlib,supervisor}/tests 'sympy/*/tests' 'networkx/*/tests'
 )
