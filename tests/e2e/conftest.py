@@ -83,12 +83,14 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def serving(log: Path, *flags: str) -> Iterator[Service]:
+def serving(log: Path, *flags: str, model: str = MODEL, **environment: str) -> Iterator[Service]:
     port = free_port()
-    command = [str(Path(sys.executable).with_name("voltserve")), "serve", "--model", MODEL, "--port", str(port), *flags]
+    command = [str(Path(sys.executable).with_name("voltserve")), "serve", "--model", model, "--port", str(port), *flags]
     began = time.monotonic()
     with log.open("wb") as out:
-        process = subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT, env=os.environ.copy())
+        process = subprocess.Popen(
+            command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT, env=os.environ | environment
+        )
     service = Service(process, f"http://127.0.0.1:{port}", log)
     try:
         service.wait_ready()

@@ -1,0 +1,76 @@
+"""Greedy tokens of several models on the real engine, one forked process each, so that vLLM is imported once.
+
+    python -m tests.engine.greedy JOBS.json     [{"flags": ["--model", DIR, …], "output": FILE}, …]
+
+Each output holds, prompt by prompt, the tokens and the log probability of each; or "error".
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.sampling_params import SamplingParams
+from vllm.usage.usage_lib import UsageContext
+from vllm.v1.engine.llm_engine import LLMEngine
+
+from engine import launcher
+
+PROMPTS = [[5, 17, 99], [200, 3, 3, 3, 45, 46], list(range(60, 90))]
+TOKENS = 24
+
+
+def generate(flags: list[str]) -> list[dict[str, Any]]:
+    common = ["--dtype", "float32", "--enforce-eager", "--max-model-len", "128", "--skip-tokenizer-init"]
+    # Profiling runs a batch of this size, for nothing here.
+    common += ["--max-num-batched-tokens", "128", "--max-num-seqs", "4"]
+    args = launcher.parse([*flags, *common])
+    config = AsyncEngineArgs.from_cli_args(args).create_engine_config(UsageContext.LLM_CLASS)
+    # As the launcher does it: vLLM's CPU platform has just set these.
+    os.environ[launcher.START_METHOD] = "fork"
+    for name in launcher.CRASHING_BARRIERS:
+        os.environ.pop(name, None)
+    engine = LLMEngine.from_vllm_config(config)
+    sampling = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True, logprobs=0, detokenize=False)
+    for number, prompt in enumerate(PROMPTS):
+        engine.add_request(str(number), {"prompt_token_ids": prompt}, sampling)
+    finished = {}
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            if output.finished:
+                finished[int(output.request_id)] = output.outputs[0]
+    engine.engine_core.shutdown()
+    return [
+        {
+            "tokens": list(finished[number].token_ids),
+            "logprobs": [
+                step[token].logprob
+                for step, token in zip(finished[number].logprobs, finished[number].token_ids, strict=True)
+            ],
+        }
+        for number in range(len(PROMPTS))
+    ]
+
+
+def run(job: dict[str, Any]) -> None:
+    """In a process of its own, since an engine leaves groups and threads behind."""
+    child = os.fork()
+    if child:
+        os.waitpid(child, 0)
+        return
+    try:
+        result: object = generate(job["flags"])
+    except BaseException:
+        result = {"error": traceback.format_exc()}
+    Path(job["output"]).write_text(json.dumps(result))
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    for job in json.loads(Path(sys.argv[1]).read_bytes()):
+        run(job)

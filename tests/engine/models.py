@@ -1,0 +1,202 @@
+"""Small random NVFP4 models in every format, of awkward widths, beside their dequantized twins.
+
+Widths are multiples of the group size and of little else: N not of 32, fewer key/value heads than ranks, a vocabulary
+that needs padding; every linear has a global scale of its own.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from quant.formats import compressed_tensors, modelopt, quantize_config
+from tests.quant.formats.test_auto_round import CONFIG as AUTO_ROUND
+
+from .layers import Member, member
+from .test_formats import in_modelopt
+
+HEADS, KV_HEADS, HEAD_DIM, VOCABULARY, LAYERS, EXPERTS, TOP_K = 6, 1, 32, 260, 2, 6, 2
+Tensors = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A decoder: what config.json adds to the common sizes, and its MLP's linears by (N, K) in units of the sizes."""
+
+    name: str
+    model_type: str
+    config: dict[str, object]
+    mlp: Callable[[int, int], dict[str, tuple[int, int]]]
+    router: str = ""
+
+
+def _dense(hidden: int, intermediate: int) -> dict[str, tuple[int, int]]:
+    return {
+        "mlp.gate_proj": (intermediate, hidden),
+        "mlp.up_proj": (intermediate, hidden),
+        "mlp.down_proj": (hidden, intermediate),
+    }
+
+
+def _experts(prefix: str, gate: str, up: str, down: str) -> Callable[[int, int], dict[str, tuple[int, int]]]:
+    def linears(hidden: int, intermediate: int) -> dict[str, tuple[int, int]]:
+        shapes = {gate: (intermediate, hidden), up: (intermediate, hidden), down: (hidden, intermediate)}
+        return {f"{prefix}.{number}.{leaf}": shape for number in range(EXPERTS) for leaf, shape in shapes.items()}
+
+    return linears
+
+
+QWEN3 = Architecture("Qwen3ForCausalLM", "qwen3", {}, _dense)
+QWEN3_MOE = Architecture(
+    "Qwen3MoeForCausalLM",
+    "qwen3_moe",
+    {"num_experts": EXPERTS, "num_experts_per_tok": TOP_K, "norm_topk_prob": True, "mlp_only_layers": []},
+    _experts("mlp.experts", "gate_proj", "up_proj", "down_proj"),
+    "mlp.gate",
+)
+MIXTRAL = Architecture(
+    "MixtralForCausalLM",
+    "mixtral",
+    {"num_local_experts": EXPERTS, "num_experts_per_tok": TOP_K},
+    _experts("block_sparse_moe.experts", "w1", "w3", "w2"),
+    "block_sparse_moe.gate",
+)
+
+
+@dataclass(frozen=True)
+class Format:
+    """How a model is stored: a linear's tensors made of compressed-tensors', and what the configs say."""
+
+    group_size: int
+    linear: Callable[[Member, int], Member]
+    in_config: dict[str, object] | None = None
+    files: Callable[[Path], None] = lambda _directory: None
+    pre_quant_scale: bool = False
+    quantization: str = ""  # for --quantization, where the files say it to us but not to vLLM
+
+
+def _modelopt(part: Member, seed: int) -> Member:
+    unscaled = replace(part, weight=part.weight * part.tensors[compressed_tensors.GLOBAL].double())
+    return in_modelopt(unscaled, 3e-4 + 7e-6 * seed)
+
+
+def _kept(router: str) -> tuple[str, ...]:
+    return ("lm_head", *([f"re:.*{router}$"] if router else []))
+
+
+def formats(router: str) -> dict[str, Format]:
+    """Every format that is read, for a model whose router is called `router`."""
+    unchanged: Callable[[Member, int], Member] = lambda part, _seed: part  # noqa: E731
+    wildcards = ["lm_head", *([f"*.{router}"] if router else [])]
+
+    def modelopt_file(algorithm: str) -> Callable[[Path], None]:
+        quantization = {"quant_algo": algorithm, "group_size": 16, "exclude_modules": wildcards}
+        data = {"producer": {"name": "modelopt", "version": "0.33.0"}, "quantization": quantization}
+        return lambda directory: _write_json(directory / modelopt.FILE_NAME, data)
+
+    def quasar_file(directory: Path) -> None:
+        quantize_config.write(directory, quantize_config.QuantizeConfig(32, "maxabs"))
+
+    return {
+        "compressed-tensors": Format(16, unchanged, compressed_tensors.write_config(16, _kept(router))),
+        "modelopt": Format(16, _modelopt, files=modelopt_file("NVFP4")),
+        "modelopt AWQ": Format(16, _modelopt, files=modelopt_file("NVFP4_AWQ"), pre_quant_scale=True),
+        "auto-round": Format(16, unchanged, AUTO_ROUND),
+        "quasarnvfp4": Format(32, unchanged, files=quasar_file, quantization=quantize_config.FORMAT),
+    }
+
+
+def write_model(directory: Path, twin: Path, architecture: Architecture, form: str, seed: int = 0) -> None:
+    """Writes the NVFP4 model into `directory` and its weights in float32 into `twin`, under the same names."""
+    stored_as = formats(architecture.router)[form]
+    group = stored_as.group_size
+    hidden, intermediate = 5 * group, 10 * group  # a rank of two gets 5 groups of an MLP, and of the hidden width all
+    heads = {"q_proj": HEADS, "k_proj": KV_HEADS, "v_proj": KV_HEADS}
+    shapes = {f"self_attn.{name}": (count * HEAD_DIM, hidden) for name, count in heads.items()}
+    shapes |= {"self_attn.o_proj": (hidden, HEADS * HEAD_DIM)} | architecture.mlp(hidden, intermediate)
+    random = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int, std: float = 1.0) -> torch.Tensor:
+        return std * torch.randn(shape, generator=random)
+
+    # Logits far apart, so that the last bits of an addition cannot turn a greedy choice.
+    plain: Tensors = {"model.embed_tokens.weight": normal(VOCABULARY, hidden), "model.norm.weight": torch.ones(hidden)}
+    plain["lm_head.weight"] = normal(VOCABULARY, hidden, std=0.3)
+    quantized: Tensors = {}
+    values: Tensors = {}
+    for layer in range(LAYERS):
+        prefix = f"model.layers.{layer}"
+        for norm in ("input_layernorm", "post_attention_layernorm"):
+            plain[f"{prefix}.{norm}.weight"] = torch.ones(hidden)
+        if architecture is not MIXTRAL:
+            plain |= {f"{prefix}.self_attn.{name}_norm.weight": torch.ones(HEAD_DIM) for name in "qk"}
+        if architecture.router:
+            plain[f"{prefix}.{architecture.router}.weight"] = normal(EXPERTS, hidden)
+        scales: dict[str, torch.Tensor] = {}
+        for number, (name, (rows, columns)) in enumerate(shapes.items()):
+            unit = seed + 100 * layer + number
+            part = stored_as.linear(member(rows, columns, 3000.0 + 70.0 * unit, group, unit), unit)
+            weight = part.weight
+            if stored_as.pre_quant_scale:
+                # Layers that engines fuse have the same input, and so the same scale.
+                scale = scales.setdefault(_input_of(name), 0.5 + torch.rand(columns, generator=random))
+                part.tensors[modelopt.PRE_QUANT_SCALE] = scale.clone()
+                weight = weight * scale.double()
+            quantized |= {f"{prefix}.{name}.{suffix}": tensor for suffix, tensor in part.tensors.items()}
+            values[f"{prefix}.{name}.weight"] = weight.float()
+    config = _config(architecture, hidden, intermediate)
+    for folder, tensors, said in (
+        (directory, quantized, {} if stored_as.in_config is None else {"quantization_config": stored_as.in_config}),
+        (twin, values, {}),
+    ):
+        folder.mkdir(parents=True)
+        save_file(plain | tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        _write_json(folder / "config.json", config | said)
+    stored_as.files(directory)
+
+
+def write_tokenizer(directory: Path) -> None:
+    """A tokenizer whose tokens are single bytes."""
+    vocabulary = {letter: index for index, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    tokenizer = Tokenizer(models.BPE(vocabulary, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(directory)
+
+
+def _input_of(name: str) -> str:
+    module, _, leaf = name.rpartition(".")
+    return module + ("/out" if leaf in ("o_proj", "down_proj", "w2") else "/in")
+
+
+def _config(architecture: Architecture, hidden: int, intermediate: int) -> dict[str, Any]:
+    return {
+        "architectures": [architecture.name],
+        "model_type": architecture.model_type,
+        "hidden_size": hidden,
+        "intermediate_size": intermediate,
+        "moe_intermediate_size": intermediate,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
+        "head_dim": HEAD_DIM,
+        "vocab_size": VOCABULARY,
+        "max_position_embeddings": 256,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": False,
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+        **architecture.config,
+    }
+
+
+def _write_json(path: Path, data: object) -> None:
+    path.write_text(json.dumps(data))
