@@ -98,6 +98,15 @@ def _store_on_its_own_address(original: Callable[..., Any]) -> Callable[..., Any
     return create
 
 
+def _from_volta_on(original: Any) -> Any:
+    class CompressedTensorsWNA16(original):  # type: ignore[misc]  # vLLM asks for schemes by this name
+        @classmethod
+        def get_min_capability(cls) -> int:
+            return 70
+
+    return CompressedTensorsWNA16
+
+
 def is_loopback(hostname: str) -> bool:
     """Whether `hostname` is a loopback address or `localhost`."""
     try:
@@ -115,5 +124,14 @@ MANIFEST = (
         make=_store_on_its_own_address,
         reason="its store listens on every interface even when the address to meet at is a loopback one",
         drop_when="torch binds the store of a tcp:// rendezvous to the host name given",
+    ),
+    Patch(
+        target="vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors:CompressedTensorsWNA16",
+        distribution="vllm",
+        version="0.19.1",
+        fingerprint="7bcc7b933ceab9806f1b5dc98f7f78901895dc4c1eb821aa123052c91b880975",
+        make=_from_volta_on,
+        reason="it demands compute capability 7.5 although one of its kernels (exllama's) asks for 6.0 only",
+        drop_when="vLLM leaves the capability to the kernels that it chooses from",
     ),
 )
