@@ -25,13 +25,13 @@ import psutil
 import pytest
 import torch
 from safetensors.torch import save_file
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from engine import progress
 from quant.formats import quantize_config
 
 from .layers import member
+from .models import write_tokenizer
 
 pytestmark = pytest.mark.e2e
 
@@ -69,11 +69,7 @@ def write_model(directory: Path) -> LlamaForCausalLM:
     config.save_pretrained(directory)
     save_file(stored, directory / "model.safetensors")
     quantize_config.write(directory, quantize_config.QuantizeConfig(GROUP_SIZE, "maxabs"))
-    vocabulary = {letter: index for index, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    tokenizer = Tokenizer(models.BPE(vocabulary, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(directory)
+    write_tokenizer(directory)
     return twin
 
 
