@@ -64,8 +64,15 @@ class VoltaPlatform(CudaPlatform):  # type: ignore[misc]  # vLLM's classes are u
         if attn_selector_config.use_mla:
             mla: str = super().get_attn_backend_cls(selected_backend, attn_selector_config, num_heads)
             return mla
+        from engine import attention
+
+        attention.register()
+        reasons = attention.Backend.validate_configuration(
+            device_capability=cls.get_device_capability(), **attn_selector_config._asdict()
+        )
+        refused = {attention.Backend.get_name(): "; ".join(reasons)} if reasons else {}
         asked = selected_backend.name if selected_backend else None
-        chosen = progress.settle(volta.choose_attention(asked, attn_selector_config.head_size))
+        chosen = progress.settle(volta.choose_attention(asked, attn_selector_config.head_size, refused=refused))
         backend = AttentionBackendEnum[chosen.choice]
         path: str = super().get_attn_backend_cls(backend, attn_selector_config, num_heads)
         return path

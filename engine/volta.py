@@ -6,8 +6,9 @@ explain`.
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from types import MappingProxyType
 from typing import Any, Literal
 
 CAPABILITY = (7, 0)
@@ -46,8 +47,12 @@ class Attention:
     head_sizes: tuple[int, ...] = ()
 
 
+# Of voltserve_kernels' attention (kernels/cuda/attention_plan.cpp).
+HEAD_SIZES = (64, 80, 96, 128, 256)
+
 # In order of preference. FlashAttention needs compute capability 8.0, FlashInfer 7.5.
 ATTENTION = (
+    Attention("CUSTOM", "voltserve_kernels: tensor cores for prompts, the cache read once for decoding", HEAD_SIZES),
     Attention("TRITON_ATTN", "vLLM's paged attention in Triton, which runs on compute capability 7.0"),
     Attention("FLEX_ATTENTION", "PyTorch's, where Triton's paged attention does not take the layer"),
 )
@@ -95,16 +100,27 @@ def choose_cache_dtype(asked: str, directive: str) -> Choice:
     return Choice(what, asked, "", problem)
 
 
-def choose_attention(asked: str | None, head_size: int, rows: Sequence[Attention] = ATTENTION) -> Choice:
-    """The attention backend for heads of `head_size`; `asked`: --attention-backend."""
+def choose_attention(
+    asked: str | None,
+    head_size: int,
+    rows: Sequence[Attention] = ATTENTION,
+    refused: Mapping[str, str] = MappingProxyType({}),
+) -> Choice:
+    """The attention backend for heads of `head_size`.
+
+    `asked`: --attention-backend; `refused`: by name, why a backend does not take the layer whatever its heads' size.
+    """
     what = "attention backend"
     if asked is not None:
         return Choice(what, asked, "--attention-backend asks for it")
     passed: list[str] = []
     for row in rows:
-        if not row.head_sizes or head_size in row.head_sizes:
+        if row.name in refused:
+            passed.append(f"{row.name} does not take the layer: {refused[row.name]}")
+        elif not row.head_sizes or head_size in row.head_sizes:
             return Choice(what, row.name, "; ".join([row.reason, *passed]))
-        passed.append(f"{row.name} takes heads of {', '.join(map(str, row.head_sizes))}, not {head_size}")
+        else:
+            passed.append(f"{row.name} takes heads of {', '.join(map(str, row.head_sizes))}, not {head_size}")
     return Choice(what, "", "", f"{what}: expected one that takes heads of {head_size}, got none ({'; '.join(passed)})")
 
 

@@ -84,6 +84,18 @@ def test_the_first_attention_that_takes_the_heads_is_chosen(head_size: int, expe
     assert ("OURS takes heads of 64, 128, not 80" in chosen.reason) == (head_size == 80)
 
 
+def test_an_attention_that_does_not_take_the_layer_is_passed_over_with_its_reason() -> None:
+    chosen = volta.choose_attention(None, 64, ROWS, refused={"OURS": "attention sinks not supported"})
+    assert chosen.choice == "TRITON_ATTN"
+    assert "OURS does not take the layer: attention sinks not supported" in chosen.reason
+
+
+def test_our_attention_is_preferred_and_tritons_can_be_asked_for() -> None:
+    assert volta.choose_attention(None, 128).choice == "CUSTOM"
+    assert volta.choose_attention("TRITON_ATTN", 128).choice == "TRITON_ATTN"
+    assert volta.choose_attention(None, 112).choice == "TRITON_ATTN"
+
+
 def test_the_users_attention_is_taken() -> None:
     assert volta.choose_attention("FLEX_ATTENTION", 64, ROWS).choice == "FLEX_ATTENTION"
 
