@@ -136,8 +136,10 @@ class Supervisor:
 
     @staticmethod
     async def _stop_caring(task: "asyncio.Task[Any]") -> None:
-        task.cancel()
-        await asyncio.wait({task})
+        """Cancels until it ends: before Python 3.12, `wait_for` drops a cancellation that comes with its result."""
+        while not task.done():
+            task.cancel()
+            await asyncio.wait({task}, timeout=1)
 
     def _begin(self) -> None:
         first = self.status.last_exit is None and self.status.state is State.STARTING

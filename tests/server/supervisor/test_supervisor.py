@@ -7,13 +7,14 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import httpx
 import pytest
 
 from server.config import load_config
 from server.devices import Devices
 from server.render import engine_socket, render_launch
 from server.supervisor import State, Status, Supervisor
-from server.supervisor.probe import engine_client
+from server.supervisor.probe import engine_client, wait_until_it_answers
 from server.supervisor.process import running
 from server.supervisor.supervisor import MAX_FAILURES, backoff
 from tests.server.conftest import LIMIT, alive, make_model
@@ -99,6 +100,26 @@ async def test_a_crash_at_load_is_told_with_the_engine_s_last_words_and_tried_ag
         assert status.restarts == 2
         assert status.last_exit is not None
         assert "start 2" in status.last_exit
+
+
+async def test_a_cancellation_that_a_library_drops_does_not_keep_the_engine_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dropped: list[bool] = []
+
+    async def drops_one(client: httpx.AsyncClient) -> None:
+        if dropped:
+            return await wait_until_it_answers(client)
+        try:
+            await asyncio.sleep(LIMIT)
+        except asyncio.CancelledError:
+            dropped.append(True)
+        return await asyncio.sleep(10 * LIMIT)
+
+    monkeypatch.setattr("server.supervisor.supervisor.wait_until_it_answers", drops_one)
+    async with supervised(make_model(tmp_path / "m", fail_first=1)) as watched:
+        await watched.until_state(State.READY)
+        assert dropped
 
 
 async def test_repeated_failures_are_given_up_with_the_last_reason(tmp_path: Path) -> None:
