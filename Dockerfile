@@ -45,6 +45,8 @@ RUN --mount=type=bind,from=tools,source=/opt/tools,target=/opt/tools --mount=typ
     export UV_CACHE_DIR=/cache/uv ${PYPI_INDEX:+UV_DEFAULT_INDEX=$PYPI_INDEX} && \
     /src/scripts/install_torch_cpu.sh /opt/tools/bin/uv && \
     /opt/tools/bin/uv pip install --no-deps --require-hashes --compile-bytecode -r /src/requirements/cpu.lock
+# What vLLM's CPU kernels link.
+RUN apt-get update && apt-get install -y --no-install-recommends libnuma1 && rm -rf /var/lib/apt/lists/* /var/cache/apt/*
 
 FROM cpu-environment AS cpu-build
 RUN apt-get update && apt-get install -y --no-install-recommends g++
