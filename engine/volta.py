@@ -1,19 +1,19 @@
 """What the overlay decides on a Tesla V100: pure functions of the standard library, which run and are tested anywhere.
 
-`engine.platform` carries the decisions out; `python -m engine.volta` prints those that need no GPU, for `voltserve
-explain`.
+`engine.platform` carries the decisions out; `engine.explain` prints those that need no GPU.
 """
 
-import json
-import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal
 
 CAPABILITY = (7, 0)
 FORCE_VARIABLE = "VOLTSERVE_FORCE_VOLTA"
 DTYPE = "float16"
+# Model types whose activations leave float16's range or lose themselves in its rounding, after vLLM's own list
+# (vllm/config/model.py), which a test compares.
+NO_FLOAT16 = ("gemma2", "gemma3", "gemma3_text", "glm4", "plamo2")
 
 
 @dataclass(frozen=True)
@@ -77,11 +77,14 @@ def choose_platform(gpus: Sequence[Gpu], *, forced: bool) -> Choice:
 
 def choose_dtype(dtype: str, model_type: str) -> Choice:
     """What activations and 16-bit weights are computed in; `dtype` is what vLLM would take for this model."""
+    if model_type in NO_FLOAT16:
+        problem = f"model type {model_type!r} is numerically unstable in {DTYPE}, the one 16-bit dtype of a V100"
+        return Choice("dtype", dtype, "", f"{problem}. Serve another model")
     if dtype == DTYPE:
         return Choice("dtype", DTYPE, "a V100 has tensor cores for float16 and no bfloat16")
     problem = (
-        f"model type {model_type!r}: expected a model that runs in {DTYPE} on a V100, got {dtype}. Pass --dtype "
-        f"{DTYPE}, or where vLLM says that the model does not support it, serve another model"
+        f"--dtype: expected {DTYPE} on a V100, whose tensor cores know no other dtype, got {dtype} for model type "
+        f"{model_type!r}. Pass --dtype {DTYPE}"
     )
     return Choice("dtype", dtype, "", problem)
 
@@ -175,12 +178,3 @@ def explain(given: dict[str, Any]) -> list[Choice]:
         ),
         choose_graphs(enforce_eager=given["enforce_eager"]),
     ]
-
-
-def main() -> None:
-    """Reads `given` as JSON from standard input, prints the choices as JSON."""
-    print(json.dumps([asdict(choice) for choice in explain(json.load(sys.stdin))]))
-
-
-if __name__ == "__main__":
-    main()

@@ -107,7 +107,7 @@ def test_a_checkpoints_8_bit_cache_is_kept_in_float16(platform: Any, told: dict[
     ("changes", "message"),
     [
         ({"cache_config": {"cache_dtype": "fp8"}}, "--kv-cache-dtype: expected auto or float16"),
-        ({"model_config": {"dtype": torch.float32}}, "model type 'qwen3': expected a model that runs in float16"),
+        ({"model_config": {"dtype": torch.float32}}, "--dtype: expected float16 on a V100"),
     ],
 )
 def test_what_a_v100_does_not_compute_in_is_refused(
