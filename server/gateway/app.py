@@ -20,6 +20,7 @@ from server.gateway.errors import APIError
 from server.gateway.gpus import GpuMeter
 from server.gateway.guard import Guard
 from server.gateway.metrics import Metrics
+from server.gateway.openapi import document
 from server.gateway.page import status_page
 from server.gateway.pool import Pool, Upstream, not_ready
 from server.gateway.proxy import InFlight, Proxy
@@ -29,7 +30,7 @@ LISTING_LIMIT = 10.0  # seconds; engines list their models without computing any
 
 
 class Gateway:
-    """The ASGI application (`app`), its metrics and its count of requests in flight.
+    """The ASGI application (`app`), its `routes`, its metrics and its count of requests in flight.
 
     Args:
         config: where the gateway's own settings are.
@@ -46,6 +47,7 @@ class Gateway:
         self.metrics.queued.set_function(lambda: pool.waiting)
         self._pool = pool
         self._guard = Guard(config)
+        # The document is made of the table of routes: FastAPI knows only of those that it answers itself.
         app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
         straight: dict[tuple[str, str], ASGIApp] = {}
         for route in PROXIED:
@@ -60,9 +62,13 @@ class Gateway:
         app.include_router(health.router(config, pool, self.metrics, gpus))
         page = status_page()
         app.router.routes.append(LabelledRoute("/", page, methods=["GET"]))
+        names = sorted({name for one in pool.upstreams for name in one.models})
+        described = JSONResponse(document(config, names))
+        app.router.routes.append(LabelledRoute("/openapi.json", described, methods=["GET"]))
         app.add_exception_handler(HTTPException, _http_error)
         app.add_exception_handler(APIError, _api_error)
         app.add_exception_handler(Exception, _bug)
+        self.routes = tuple(app.routes)
         self.app: ASGIApp = AccessMiddleware(_with_cors(_Straight(straight, app), config.cors_origins), self.metrics)
 
     async def _models(self, request: Request) -> Response:

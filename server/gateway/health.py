@@ -36,6 +36,7 @@ def report(config: Config, status: Status, began: float) -> dict[str, Any]:
         "last_exit": status.last_exit,
         "diagnosis": None if status.diagnosis is None else status.diagnosis.as_dict(),
         "decisions": [asdict(decision) for decision in status.decisions],
+        "warnings": list(status.warnings),
         "uptime": round(time.monotonic() - began, 1),
     }
 

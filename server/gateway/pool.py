@@ -1,10 +1,12 @@
 """The engines behind the gateway, and which of them answers a request: of those that serve the model the least busy."""
 
+import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from math import ceil
+from urllib.parse import quote
 
 import httpx
 
@@ -13,6 +15,8 @@ from server.gateway.errors import APIError
 from server.gateway.exchange import Exchange
 from server.gateway.limits import Admission
 from server.supervisor import State, Status
+
+LOOK_UP_LIMIT = 5.0  # seconds in which an engine must say whether it keeps a response
 
 
 @dataclass(frozen=True)
@@ -84,23 +88,51 @@ class Pool:
         return [one for one in self.upstreams if not served.issuperset(one.models)]
 
     @contextlib.asynccontextmanager
-    async def place(self, model: object) -> AsyncIterator[Upstream]:
-        """A place at an engine for `model`. Whoever waited for one that has failed meanwhile goes to another.
+    async def place(self, model: object, response_id: str = "") -> AsyncIterator[Upstream]:
+        """A place at an engine for `model`, or at the one that keeps the response that the request is about. Whoever
+        waited for an engine that has failed meanwhile goes to another.
 
         Raises:
-            APIError: as `choose`, and as `Admission.enter`.
+            APIError: as `choose`, as `keeper` and as `Admission.enter`.
         """
-        upstream = await self._enter(model)
+        keeper = await self.keeper(response_id) if response_id and len(self.upstreams) > 1 else None
+        upstream = await self._enter(model, keeper)
         while not upstream.ready:
             upstream.admission.leave()
-            upstream = await self._enter(model)
+            upstream = await self._enter(model, keeper)
         try:
             yield upstream
         finally:
             upstream.admission.leave()
 
-    async def _enter(self, model: object) -> Upstream:
-        upstream = self.choose(model)
+    async def keeper(self, response_id: str) -> Upstream:
+        """The engine that keeps this response, found by asking all that are ready: responses outlive the gateway's
+        connections, and which engines keep any is theirs to decide.
+
+        Raises:
+            APIError: 404 where none does.
+        """
+        path = f"/v1/responses/{quote(response_id, safe='')}"
+
+        async def keeps(upstream: Upstream) -> bool:
+            with contextlib.suppress(httpx.HTTPError):
+                return (await upstream.client.get(path, timeout=LOOK_UP_LIMIT)).is_success
+            return False
+
+        ready = [one for one in self.upstreams if one.ready]
+        for upstream, found in zip(ready, await asyncio.gather(*map(keeps, ready)), strict=True):
+            if found:
+                return upstream
+        message = (
+            f"no engine here keeps the response {response_id[:100]!r}; engines keep responses in memory, and only if "
+            "started with VLLM_ENABLE_RESPONSES_API_STORE=1"
+        )
+        raise APIError(404, "response_not_found", message)
+
+    async def _enter(self, model: object, keeper: Upstream | None) -> Upstream:
+        if keeper is not None and not keeper.ready:
+            raise not_ready(keeper.status())
+        upstream = keeper or self.choose(model)
         await upstream.admission.enter()
         return upstream
 

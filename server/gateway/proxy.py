@@ -83,21 +83,23 @@ class Proxy:
         if body is None:
             self._client_left(scope)
             return
-        model = None
+        model, about = None, scope.get("path_params", {}).get("response_id", "")
         if self._route.has_body:
             request = parse_object(body)
             self._guard.check_size(request)
-            model = request.get("model")
+            model, about = request.get("model"), request.get("previous_response_id")
             body = mend.request_body(self._route.path, request, body)
-        if not await _while_the_client_stays(self._relay(scope, receive, send, body, model), receive):
+        if not await _while_the_client_stays(self._relay(scope, receive, send, body, model, about), receive):
             self._client_left(scope)
 
     def _client_left(self, scope: Scope) -> None:
         if scope["state"].setdefault("outcome", CLIENT_CLOSED) == CLIENT_CLOSED:  # and not cut off by us
             self._metrics.client_disconnects.labels(self._route.path).inc()
 
-    async def _relay(self, scope: Scope, receive: Receive, send: Send, body: bytes, model: object) -> None:
-        async with self._pool.place(model) as upstream:
+    async def _relay(
+        self, scope: Scope, receive: Receive, send: Send, body: bytes, model: object, about: object
+    ) -> None:
+        async with self._pool.place(model, about if isinstance(about, str) else "") as upstream:
             with self._in_flight:
                 await self._relay_to(upstream, scope, receive, send, body)
 

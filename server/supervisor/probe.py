@@ -1,6 +1,8 @@
 """Asks the engine over its Unix socket: does it answer, and can it complete a prompt?"""
 
 import asyncio
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -9,11 +11,19 @@ import httpx
 
 POLL_INTERVAL = 0.25  # seconds between two looks at an engine that is not up yet
 
-# What proves that the engine works: the first of these routes that it serves. Pooling models have no completions.
+# What proves that the engine works: the first of these requests that it takes. Pooling models have no completions; a
+# model with a context of a few tokens, or --max-logprobs 0, has none that can be examined.
+_PLAIN: dict[str, Any] = {"prompt": "Hello", "max_tokens": 1, "temperature": 0}
+_TOLD = {"prompt": "The capital of France is", "max_tokens": 12, "temperature": 0, "logprobs": 1, "ignore_eos": True}
 PROOFS: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("/v1/completions", {"prompt": "Hello", "max_tokens": 1, "temperature": 0}),
+    ("/v1/completions", _TOLD),
+    ("/v1/completions", _PLAIN),
     ("/v1/embeddings", {"input": "Hello"}),
 )
+# Bounds of a likeliest token's natural log-probability: vLLM writes -9999 for minus infinity, and no vocabulary is so
+# large that its likeliest token comes near; float32 sums may leave a probability of 1 by a little.
+IMPOSSIBLE, ROUNDING = -100.0, 1e-3
+CERTAIN = math.log(0.5)
 
 
 class Pulse(Enum):
@@ -75,12 +85,21 @@ async def wait_until_it_answers(client: httpx.AsyncClient) -> None:
         await asyncio.sleep(POLL_INTERVAL)
 
 
-async def prove(client: httpx.AsyncClient, model: str) -> str:
-    """One real completion (or embedding). Returns the route that worked.
+@dataclass(frozen=True)
+class Proof:
+    """That the engine works: the `route` that did, and what about its answer is odd."""
+
+    route: str
+    warnings: tuple[str, ...] = ()
+
+
+async def prove(client: httpx.AsyncClient, model: str) -> Proof:
+    """One real completion (or embedding).
 
     Raises:
         EngineNotWorkingError: the engine refused or broke off; says how.
     """
+    refusal = ""
     for route, body in PROOFS:
         try:
             response = await client.post(route, json={"model": model, **body})
@@ -88,7 +107,27 @@ async def prove(client: httpx.AsyncClient, model: str) -> str:
             raise EngineNotWorkingError(f"{route} broke off: {type(error).__name__} {error}") from error
         if response.status_code == httpx.codes.NOT_FOUND:
             continue
+        if body is _TOLD and response.status_code == httpx.codes.BAD_REQUEST:
+            refusal = f"the first completion could not be examined: {response.text[:200]}"
+            continue
         if not response.is_success:
             raise EngineNotWorkingError(f"{route} answered {response.status_code}: {response.text[:300]}")
-        return route
-    raise EngineNotWorkingError(f"it serves none of {', '.join(route for route, _ in PROOFS)}")
+        found = oddities(response.json()["choices"][0].get("logprobs") or {}) if body is _TOLD else []
+        return Proof(route, (refusal,) if refusal else tuple(found))
+    raise EngineNotWorkingError(f"it serves none of {', '.join(dict.fromkeys(route for route, _ in PROOFS))}")
+
+
+def oddities(logprobs: Mapping[str, Any]) -> list[str]:
+    """What a sound model hardly says when it continues a plain sentence, of the `logprobs` of its likeliest tokens.
+
+    A model of random weights passes: it may repeat a token, but hardly with certainty.
+    """
+    tokens, values = logprobs.get("tokens") or [], logprobs.get("token_logprobs") or []
+    if not values:
+        return ["the engine gave no log-probabilities for the first completion"]
+    for token, value in zip(tokens, values, strict=False):
+        if not isinstance(value, int | float) or not IMPOSSIBLE < value < ROUNDING:
+            return [f"in the first completion the likeliest token, {token!r}, has the log-probability {value}"]
+    if len(set(tokens)) == 1 and len(tokens) > 1 and min(values) > CERTAIN:
+        return [f"the first completion repeats {tokens[0]!r} {len(tokens)} times, each time with near certainty"]
+    return []

@@ -70,6 +70,7 @@ class Status:
     """A snapshot. Times are `time.monotonic()` seconds; `retry_at` is set while a restart is scheduled.
 
     `diagnosis` says why the engine last failed, where the catalogue knows; it goes once the engine is ready again.
+    `warnings` are what is odd about an engine that works: of its first completion, and of the choices it made.
     """
 
     state: State
@@ -82,6 +83,7 @@ class Status:
     decisions: tuple[Decision, ...] = ()
     retry_at: float | None = None
     diagnosis: Diagnosis | None = None
+    warnings: tuple[str, ...] = ()
 
     @property
     def start_elapsed(self) -> float:

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -154,6 +154,7 @@ class Supervisor:
             progress=None,
             decisions=self._decisions,
             retry_at=None,
+            warnings=(),
         )
 
     async def _care(self) -> None:
@@ -173,10 +174,13 @@ class Supervisor:
         if self.status.state is State.STARTING:
             self._enter(State.LOADING, "it answers without having told its progress")
         self._enter(State.WARMING, "a first completion is under way", progress=Progress("first completion"))
-        route = await prove(self._client, self._config.served_model_name[0])
+        proof = await prove(self._client, self._config.served_model_name[0])
         self._failures = 0
-        elapsed = self.status.start_elapsed
-        self._enter(State.READY, f"{route} worked {elapsed:.1f} s after the start", progress=None, diagnosis=None)
+        warnings = (*proof.warnings, *costly(self.status.decisions))
+        for warning in warnings:
+            log.warning("the engine works, but", warning=warning)
+        reason = f"{proof.route} worked {self.status.start_elapsed:.1f} s after the start"
+        self._enter(State.READY, reason, progress=None, diagnosis=None, warnings=warnings)
 
     async def _watch(self) -> None:
         silent_since: float | None = None
@@ -268,6 +272,15 @@ class Supervisor:
         self.status = replace(self.status, **changes)
         for listener in self._listeners:
             listener(self.status)
+
+
+def costly(decisions: Iterable[Decision]) -> list[str]:
+    """Of an engine's choices those that its user will hardly have wanted: 4-bit weights kept in 16 bits or more."""
+    return [
+        f"{one.what} do not stay in 4 bits: {one.reason}"
+        for one in decisions
+        if one.what in {"NVFP4 linear layers", "NVFP4 experts"} and one.choice == "dense"
+    ]
 
 
 def _fault_of(task: "asyncio.Task[None]") -> str:

@@ -23,6 +23,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from engine import progress
 
@@ -51,6 +52,7 @@ class Start:
     hang: bool = False  # never listen
     refuse: bool = False  # completions answer 500
     pooling: bool = False  # no completions, only embeddings
+    judge: bool = False  # requests that do not fit the gateway's OpenAPI document are refused
     odd: bool = False  # log-probabilities as of a model that says one thing only
     answer: dict[str, Any] = field(default_factory=dict)  # the Answer of requests without one of their own
     fail_every: int = 0  # each so manieth streamed completion answers 500
@@ -86,7 +88,7 @@ class FakeEngine:
             "streams": 0,
             "headers": {},
         }
-        self.app = Starlette(
+        self.app: ASGIApp = Starlette(
             routes=[
                 Route("/health", self.health),
                 Route("/stats", self.show_stats),
@@ -101,6 +103,10 @@ class FakeEngine:
                 *([] if start.pooling else [Route("/v1/chat/completions", self.complete, methods=["POST"])]),
             ]
         )
+        if start.judge:
+            from tests.fakes.judge import Judge  # it needs the gateway, which no other fake engine loads
+
+            self.app = Judge(self.app, names[0])
 
     async def health(self, _: Request) -> Response:
         return Response(status_code=503 if (self.model / "dead").exists() else 200)
@@ -117,7 +123,7 @@ class FakeEngine:
     async def embeddings(self, request: Request) -> Response:
         vector = {"object": "embedding", "index": 0, "embedding": [0.0, 1.0]}
         usage = {"prompt_tokens": 1, "total_tokens": 1}
-        model = (await request.json())["model"]
+        model = (await request.json()).get("model", self.names[0])
         return JSONResponse({"object": "list", "data": [vector], "model": model, "usage": usage})
 
     async def respond(self, request: Request) -> Response:
@@ -137,7 +143,7 @@ class FakeEngine:
         return JSONResponse({"id": which, "object": "response", "status": "completed", "output": [], **seen})
 
     async def complete(self, request: Request) -> Response:
-        body = await request.json()
+        body = {"model": self.names[0], **await request.json()}  # vLLM too takes it for the only model
         self.stats["headers"] = dict(request.headers)
         if self.start.refuse:
             return JSONResponse({"error": {"message": "no kernel image", "code": 500}}, 500)

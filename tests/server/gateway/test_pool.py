@@ -105,3 +105,49 @@ async def test_who_waits_for_an_engine_that_fails_goes_to_another() -> None:
     assert [reply.status_code for reply in await asyncio.gather(*running)] == [200] * 4
     assert finished(here) == [1, 3, 0]
     assert (here.pool.running, here.pool.waiting) == (0, 0)
+
+
+async def kept_by_each(here: InProcess) -> list[str]:
+    """The id of a response at each of the engines of model a."""
+    ids = []
+    for engine, other in (here.engines[:2], here.engines[1::-1]):
+        other.enter(State.FAILED)
+        ids.append((await here.client.post("/v1/responses", json={"model": "a", "input": "Hi"})).json()["id"])
+        other.enter(State.READY)
+        assert engine.fake.responses == {ids[-1]}
+    return ids
+
+
+async def test_a_response_is_found_at_the_engine_that_keeps_it() -> None:
+    here = several()
+    for response_id in await kept_by_each(here):
+        got = await here.client.get(f"/v1/responses/{response_id}")
+        assert (got.status_code, got.json()["id"]) == (200, response_id)
+        cancelled = await here.client.post(f"/v1/responses/{response_id}/cancel")
+        assert (cancelled.status_code, cancelled.json()["method"]) == (200, "POST")
+
+
+async def test_a_response_is_continued_where_the_one_before_it_is_kept() -> None:
+    here = several()
+    for response_id in await kept_by_each(here):
+        for _ in range(4):
+            body = {"model": "a", "input": "And?", "previous_response_id": response_id}
+            assert (await here.client.post("/v1/responses", json=body)).status_code == 200
+
+
+@pytest.mark.parametrize("response_id", ["resp_none", "..", "a/b", "x" * 3000])
+async def test_a_response_that_nobody_keeps_is_a_404_that_says_why(response_id: str) -> None:
+    here = several()
+    body = {"model": "a", "input": "And?", "previous_response_id": response_id}
+    reply = await here.client.post("/v1/responses", json=body)
+    assert (reply.status_code, error_of(reply)["code"]) == (404, "response_not_found")
+    assert "VLLM_ENABLE_RESPONSES_API_STORE=1" in error_of(reply)["message"]
+    assert len(reply.content) < 500
+
+
+async def test_a_response_whose_engine_failed_is_not_looked_for_elsewhere() -> None:
+    here = several()
+    first, _ = await kept_by_each(here)
+    here.engines[0].enter(State.FAILED)
+    reply = await here.client.get(f"/v1/responses/{first}")
+    assert (reply.status_code, error_of(reply)["code"]) == (404, "response_not_found")

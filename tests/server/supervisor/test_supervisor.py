@@ -87,6 +87,12 @@ async def test_an_engine_without_progress_becomes_ready_all_the_same(tmp_path: P
         assert watched.states == ["starting", "loading", "warming", "ready"]
 
 
+async def test_a_first_completion_that_is_odd_is_a_warning_and_no_refusal(tmp_path: Path) -> None:
+    async with supervised(make_model(tmp_path / "m", odd=True)) as watched:
+        status = await watched.until_state(State.READY)
+        assert "repeats '字' 12 times" in status.warnings[0]
+
+
 async def test_a_pooling_model_proves_itself_by_an_embedding(tmp_path: Path) -> None:
     async with supervised(make_model(tmp_path / "m", pooling=True)) as watched:
         assert "/v1/embeddings worked" in (await watched.until_state(State.READY)).reason
