@@ -2,14 +2,15 @@
 # Runs the overlay end to end on a GPU machine that has Python 3.12 and a torch of its own, from what scripts/gpu_e2e/pack.py
 # made here (build/gpu_e2e/): the launcher, HTTP, vLLM, our kernels. A GPU that is no V100 is treated as one
 # (VOLTSERVE_FORCE_VOLTA); its speed is its own, and mma.m8n8k4, with which a V100 multiplies 2 to 1024 tokens, is emulated
-# after Volta. Results go to $OUT (default: build/gpu_e2e/out), each step under a time limit.
-# Usage: gpu_e2e.sh STEP…     bringup | speed | answers | fault | moe
+# after Volta. Results go to $OUT/results.tar.xz (default: build/gpu_e2e/out/), renewed after each step; each step has a time limit.
+# Usage: gpu_e2e.sh STEP…     small | moe | answers | speed
 set -uo pipefail
 cd "$(dirname "$0")/.."
-OUT=${OUT:-$PWD/build/gpu_e2e/out}
+ARCHIVE=${OUT:-$PWD/build/gpu_e2e/out}/results.tar.xz
 WORK=${WORK:-/tmp/gpu_e2e}
+OUT=$WORK/out
 PACK=build/gpu_e2e
-mkdir -p "$OUT" "$WORK/site"
+mkdir -p "$OUT" "$WORK/site" "$(dirname "$ARCHIVE")"
 
 if [[ ! -f $WORK/unpacked ]]; then
   tar xJf $PACK/site.tar.xz -C "$WORK/site" && tar xJf $PACK/kernels.tar.xz -C "$WORK/site" && touch "$WORK/unpacked"
@@ -30,18 +31,14 @@ step() {
   return $code
 }
 
-bringup() {
+# Whether everything can be imported, and what an eager step of a small model is made of.
+small() {
   step 90 import python3 -c 'import torch, voltserve_kernels; print(torch.__version__, voltserve_kernels.devices())
 from vllm.platforms import current_platform as p; print(type(p), p.get_device_capability())
 from engine import launcher' || return 1
-  head -c 600 "$OUT/import.log"
-  step 30 small python3 scripts/gpu_e2e/synthetic.py smollm2 "$WORK/small" --device cuda
-  step 150 small-speed python3 scripts/gpu_e2e/measure.py "$WORK/small" "$OUT/small.json" --memory 0.1 --streams 1 4 32
+  step 30 small-model python3 scripts/gpu_e2e/synthetic.py smollm2 "$WORK/small" --device cuda
+  step 150 small-speed python3 scripts/gpu_e2e/measure.py "$WORK/small" "$OUT/small.json" --memory 0.1 --streams 1 4
   grep "'way'" "$OUT/small-speed.log"
-  cp $PACK/tokenizer/* "$WORK/small/"
-  local flags=(--dtype float16 --max-model-len 2048 --max-num-seqs 32 --gpu-memory-utilization 0.1)
-  step 100 small-graphs python3 scripts/gpu_e2e/answers.py --questions $PACK/questions.json "$WORK/small" "$OUT/small-graphs.json" "${flags[@]}"
-  tail -n 25 "$OUT/small-graphs.log" | cut -c1-250
 }
 
 model() {
@@ -49,26 +46,29 @@ model() {
   mkdir -p "$WORK/model" && step 60 unpack python3 scripts/gpu_e2e/unpack.py "$WORK" "$WORK/model"
 }
 
+# ask NAME MODEL FLAG…: an engine answers the fixed questions, through HTTP.
+ask() {
+  local name=$1 model=$2; shift 2
+  step 150 "$name" python3 scripts/gpu_e2e/answers.py --questions $PACK/questions.json "$model" "$OUT/$name.json" --dtype float16 \
+    --max-model-len 2048 --max-num-seqs 32 --gpu-memory-utilization 0.1 "$@"
+}
+
+# The real model eagerly, in graphs, and in graphs that compute something else, which the start-up check must notice.
 answers() {
   model || return 1
-  local flags=(--dtype float16 --max-model-len 2048 --max-num-seqs 32 --gpu-memory-utilization 0.1)
-  step 120 eager python3 scripts/gpu_e2e/answers.py --questions $PACK/questions.json "$WORK/model" "$OUT/eager.json" "${flags[@]}" --enforce-eager
-  step 120 graphs python3 scripts/gpu_e2e/answers.py --questions $PACK/questions.json "$WORK/model" "$OUT/graphs.json" "${flags[@]}"
-  tail -n 15 "$OUT"/{eager,graphs}.log | cut -c1-200
+  ask eager "$WORK/model" --enforce-eager &
+  ask graphs "$WORK/model" &
+  ask faulty "$WORK/model" --worker-extension-cls faulty.FaultyGraphs &
+  wait
 }
 
-fault() {
-  model || return 1
-  step 100 faulty python3 scripts/gpu_e2e/answers.py --questions $PACK/questions.json "$WORK/model" "$OUT/faulty.json" --dtype float16 \
-    --max-model-len 2048 --max-num-seqs 32 --gpu-memory-utilization 0.1 --worker-extension-cls faulty.FaultyGraphs
-}
-
+# A mixture of experts that a CPU can run, too.
 moe() {
   step 60 moe-model python3 scripts/gpu_e2e/synthetic.py moe "$WORK/moe" && cp $PACK/tokenizer/* "$WORK/moe/" || return 1
-  step 120 moe python3 scripts/gpu_e2e/answers.py --questions $PACK/questions.json "$WORK/moe" "$OUT/moe.json" --dtype float16 \
-    --max-model-len 2048 --max-num-seqs 32 --gpu-memory-utilization 0.1
+  ask moe "$WORK/moe"
 }
 
+# Qwen3-32B's shapes: tokens a second, against dequantizing on every call and against reading the weights.
 speed() {
   step 120 big python3 scripts/gpu_e2e/synthetic.py qwen3-32b "$SHM/qwen3-32b" --device cuda || return 1
   step "${SPEED_LIMIT:-280}" big-speed python3 scripts/gpu_e2e/measure.py "$SHM/qwen3-32b" "$OUT/big.json" --library "$WORK/site/libvoltserve_cuda.so"
@@ -76,4 +76,7 @@ speed() {
   rm -rf "$SHM"
 }
 
-for name in "$@"; do "$name"; done
+for name in "$@"; do
+  "$name"
+  tar cJf "$ARCHIVE" -C "$OUT" .
+done
