@@ -9,6 +9,7 @@ from pathlib import Path
 
 from quant.formats.detect import CONFIG
 from quant.jsonfile import read_object
+from quant.verify.experts import read_experts
 from quant.verify.files import Tensor
 from quant.verify.layers import Modules
 from quant.verify.report import Report, verify
@@ -35,6 +36,7 @@ class Summary:
     group_size: int | None
     activations: str
     layers: int
+    experts: str  # how many, how many a token takes, how wide; empty without any
     parameters: int
     bytes: int
     shards: int
@@ -70,6 +72,7 @@ def inspect_model(directory: Path) -> Summary:
         group_size=report.scheme.group_size if report.scheme else None,
         activations="quantized too (W4A4)" if report.scheme and report.scheme.w4a4 else "16 bits",
         layers=_layers(report.tensors),
+        experts=str(read_experts(text if isinstance(text := config.get("text_config"), dict) else config) or ""),
         parameters=_parameters(modules, report.tensors),
         bytes=sum(sizes.values()),
         shards=len({tensor.shard for tensor in report.tensors.values()}),
@@ -85,7 +88,7 @@ def inspect_model(directory: Path) -> Summary:
 def _kind(name: str, modules: Modules) -> str:
     module = name.rpartition(".")[0]
     if module in modules.nvfp4:
-        return "NVFP4 linears"
+        return "NVFP4 experts" if ".experts." in module else "NVFP4 linears"
     return next((kind for kind, parts in _KINDS if any(part in name for part in parts)), "other 16-bit tensors")
 
 

@@ -47,6 +47,7 @@ def summary_text(summary: "Summary") -> str:
             f"{_gigabytes(summary.bytes)} in {summary.shards} shards; {summary.parameters / 1e9:.3f} G parameters",
         ),
         ("layers", f"{summary.layers} decoder layers, {summary.linears} NVFP4 linears"),
+        *([("experts", summary.experts)] if summary.experts else []),
     ]
     rows += [
         ("" if number else "bytes", f"{_gigabytes(size):>10}  {kind}")

@@ -13,6 +13,7 @@ from quant.formats.detect import CONFIG, detect_config
 from quant.formats.scheme import Scheme
 from quant.jsonfile import read_object
 from quant.progress import OnProgress, ignore_progress
+from quant.verify.experts import compare_experts
 from quant.verify.files import Tensor, check_tokenizer, read_shards, tensors_of
 from quant.verify.findings import Finding, error, from_exception, list_some, warning
 from quant.verify.layers import Modules, compare_siblings, compare_with_config, compare_with_scheme, sort_modules
@@ -102,6 +103,7 @@ def verify(
     if known:
         findings += compare_with_scheme(scheme, modules, tensors)
     findings += compare_with_config(config, modules, tensors)
+    findings += compare_experts(config, modules)
     findings += compare_siblings(modules, globals_)
     findings += check_tokenizer(directory)
     shapes = {module: (rows, columns) for module, (rows, columns, *_) in modules.nvfp4.items()}

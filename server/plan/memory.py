@@ -157,13 +157,17 @@ def _activations(model: Model, weights: Weights, run: Run, split: Split) -> Item
     """The peak of a step of `batched` tokens, or of the sampling that follows it for all sequences: the larger of both.
 
     Live at once in a layer: the residual stream and its norm (2·hidden), and either attention's q, k, v, output or the
-    MLP's gate, up and their product.
+    MLP's gate, up and their product. Experts have a row for each expert a token takes: gate, up and product, then
+    product and output.
     """
     attention = 2 * (model.heads + max(model.kv_heads, split.tensor)) * model.head_dim // split.tensor
     if sizes := model.linear_attention:
         keys, values = sizes.key_heads * sizes.key_dim, sizes.value_heads * sizes.value_dim
         attention = max(attention, (4 * keys + 4 * values) // split.tensor)
     widest = max(attention, 3 * model.intermediate // split.tensor)
+    if experts := model.experts:
+        inner = experts.intermediate // split.tensor
+        widest = max(widest, experts.per_token * max(3 * inner, inner + model.hidden))
     step = run.batched * (2 * model.hidden + widest) * run.dtype_bytes
     tile = min(DEQUANTIZE_TILE, 2 * weights.largest * run.dtype_bytes) if run.form == "packed" else 0
     sampling = run.sequences * model.vocabulary * (run.dtype_bytes + SAMPLER_BYTES)

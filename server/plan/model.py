@@ -9,6 +9,7 @@ from typing import Literal
 from quant.errors import QuantError
 from quant.jsonfile import field, optional, read_object
 from quant.safetensors_header import INDEX_NAME, Entry, read_header
+from quant.verify.experts import Experts, read_experts
 from server.errors import UserError
 
 LayerKind = Literal["full", "sliding", "linear"]
@@ -73,6 +74,7 @@ class Model:
     kinds: tuple[LayerKind, ...]
     hidden: int
     intermediate: int
+    experts: Experts | None
     heads: int
     kv_heads: int
     head_dim: int
@@ -147,8 +149,9 @@ def describe(config: Mapping[str, object], entries: Mapping[str, Entry], source:
         architecture=architecture,
         kinds=kinds,
         hidden=hidden,
-        # Mixtures of experts run the intermediate sizes of the experts chosen; the dense size where both are given.
+        # Mixtures of experts without any dense layer may leave it out.
         intermediate=number("intermediate_size", number("moe_intermediate_size", 4 * hidden)),
+        experts=read_experts(text),
         heads=heads,
         kv_heads=number("num_key_value_heads", heads),
         head_dim=head_dim,

@@ -75,6 +75,24 @@ def dense(name: str, **changes: Any) -> tuple[dict[str, Any], Entries]:
     return config, entries
 
 
+def mixture() -> tuple[dict[str, Any], Entries]:
+    """(config.json, entries) of a mixture of experts: https://huggingface.co/Qwen/Qwen3-30B-A3B."""
+    hidden, layers, experts = 2048, 48, 128
+    config, entries = dense("32B", architectures=["Qwen3MoeForCausalLM"], hidden_size=hidden, num_hidden_layers=layers)
+    config |= {"num_attention_heads": 32, "num_key_value_heads": 4, "intermediate_size": 6144}
+    config |= {"num_experts": experts, "num_experts_per_tok": 8, "moe_intermediate_size": 768}
+    entries = Entries()
+    entries.plain("model.embed_tokens.weight", 151936, hidden)
+    entries.plain("lm_head.weight", 151936, hidden)
+    for layer in range(layers):
+        prefix = f"model.layers.{layer}"
+        entries.attention(f"{prefix}.self_attn", hidden, 32, 4, 128)
+        entries.plain(f"{prefix}.mlp.gate.weight", experts, hidden)
+        for number in range(experts):
+            entries.mlp(f"{prefix}.mlp.experts.{number}", hidden, 768)
+    return config, entries
+
+
 def hybrid() -> tuple[dict[str, Any], Entries]:
     """(config.json, entries) of QUASAR-QAT/Qwen3.8-27B-QUASAR-NVFP4: 48 Gated-DeltaNet and 16 full-attention layers."""
     hidden = 5120
@@ -121,7 +139,7 @@ def hybrid() -> tuple[dict[str, Any], Entries]:
 
 
 def model(name: str, **changes: Any) -> Model:
-    """A model by name: 8B, 14B, 32B, or 27B for the hybrid."""
+    """A model by name: 8B, 14B, 32B, 30B-A3B for the mixture of experts, or 27B for the hybrid."""
     return _changed(name, **changes) if changes else _unchanged(name)
 
 
@@ -131,5 +149,6 @@ def _unchanged(name: str) -> Model:
 
 
 def _changed(name: str, **changes: Any) -> Model:
-    config, entries = hybrid() if name == "27B" else dense(name, **changes)
+    made = {"27B": hybrid, "30B-A3B": mixture}
+    config, entries = made[name]() if name in made else dense(name, **changes)
     return describe(config, entries, "config.json")

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from server.plan.memory import CUDA_CONTEXT, GIB, NCCL_BUFFERS, Device, Run, make_plan
+from server.plan.memory import CUDA_CONTEXT, DEQUANTIZE_TILE, GIB, NCCL_BUFFERS, Device, Run, make_plan
 from server.plan.weights import Split
 
 from .models import model
@@ -80,3 +80,17 @@ def test_dequantizing_at_load_peaks_above_the_weights_by_one_linear() -> None:
     largest = max(linear.rows * linear.columns for linear in qwen.linears)
     assert plan.load_peak.bytes == sum(item.bytes for item in plan.items[:2]) + 4 * largest
     assert not plan.outside
+
+
+def test_a_mixture_of_experts_fits_two_16_gb_cards_by_all_its_weights_and_each_token_s_experts() -> None:
+    found = model("30B-A3B")
+    plan = make_plan(found, CARD, RUN, Split(2))
+    parts = {item.name: item.bytes for item in plan.items}
+    experts = 48 * 128 * 3 * 2048 * 768
+    attention = 48 * 2048 * 128 * (2 * 32 + 2 * 4)
+    assert parts["4-bit weights"] == pytest.approx((experts + attention) * 9 / 16 / 2, rel=0.01)
+    # Eight experts a token, on each rank 384 wide: gate, up and their product, or the product and the output.
+    step = 2048 * (2 * 2048 + 8 * (384 + 2048)) * 2
+    assert step <= parts["activations"] <= step + DEQUANTIZE_TILE
+    assert plan.fits
+    assert not make_plan(found, CARD, RUN, Split(1)).fits

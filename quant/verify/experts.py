@@ -1,0 +1,85 @@
+"""Mixtures of experts: what config.json says of them, and whether a model's tensors are just that. Torch-free.
+
+Engines load the experts of a layer as one matrix each for gate and up, and for down: all of them must be there, of the
+sizes declared, and quantized all or none.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from quant.verify.findings import Finding, error, list_some
+from quant.verify.layers import Modules
+
+# `model.layers.0.mlp.experts.17.gate_proj`: the layer's experts, the number, the projection.
+_EXPERT = re.compile(r"(?P<layer>.*\.experts)\.(?P<number>\d+)\.(?P<leaf>\w+)$")
+# Checkpoints' names of gate, down and up; what N and K of each are, of (intermediate, hidden).
+PROJECTIONS = (("gate_proj", "down_proj", "up_proj"), ("w1", "w2", "w3"))
+_DOWN = tuple(down for _, down, _ in PROJECTIONS)
+_AGAIN = "Download the model again; if its source is the same, the model is damaged or mislabelled"
+
+
+@dataclass(frozen=True)
+class Experts:
+    """`count` experts a layer, of which each token takes `per_token`; their inner width is `intermediate`."""
+
+    count: int
+    per_token: int
+    intermediate: int
+
+    def __str__(self) -> str:
+        return f"{self.count} a layer, {self.per_token} a token, {self.intermediate} wide"
+
+
+def read_experts(sizes: Mapping[str, object]) -> Experts | None:
+    """What a config (of the text model) declares, under the names of Qwen, Mixtral and DeepSeek; None if nothing."""
+    count = _first(sizes, "num_experts", "num_local_experts", "n_routed_experts")
+    per_token = _first(sizes, "num_experts_per_tok")
+    intermediate = _first(sizes, "moe_intermediate_size", "intermediate_size")
+    return Experts(count, per_token, intermediate) if count and per_token and intermediate else None
+
+
+@dataclass
+class _Layer:
+    quantized: list[str] = field(default_factory=list)
+    plain: list[str] = field(default_factory=list)
+    found: set[tuple[int, str]] = field(default_factory=set)
+
+
+def compare_experts(config: Mapping[str, object], modules: Modules) -> list[Finding]:
+    """Experts that are missing, of other sizes than declared, or quantized in part."""
+    text = config.get("text_config")
+    sizes = text if isinstance(text, dict) else config
+    declared = read_experts(sizes)
+    findings: list[Finding] = []
+    layers: dict[str, _Layer] = {}
+    for modules_of_kind, quantized in ((modules.nvfp4, True), (modules.plain, False)):
+        for module, (rows, columns, *_) in ((name, shape) for name, shape in modules_of_kind.items() if len(shape) > 1):
+            if (match := _EXPERT.match(module)) is None:
+                continue
+            layer = layers.setdefault(match["layer"], _Layer())
+            (layer.quantized if quantized else layer.plain).append(module)
+            layer.found.add((int(match["number"]), match["leaf"]))
+            width = columns if match["leaf"] in _DOWN else rows
+            if declared and width != declared.intermediate:
+                expected = f"experts {declared.intermediate} wide, as config.json says"
+                findings.append(error("shape", "", module, expected, f"[{rows}, {columns}]", _AGAIN))
+    for name, layer in layers.items():
+        if layer.quantized and layer.plain:
+            got = f"{len(layer.plain)} of {len(layer.found)} projections in 16 bits: {list_some(layer.plain, 2)}"
+            findings.append(error("fused", "", name, "a layer's experts to be quantized all or none", got, _AGAIN))
+        leaves = next((names for names in PROJECTIONS if {leaf for _, leaf in layer.found} <= {*names}), None)
+        if declared and leaves:
+            wanted = {(number, leaf) for number in range(declared.count) for leaf in leaves}
+            if missing := sorted(wanted - layer.found):
+                expected = f"{declared.count} experts, as config.json says"
+                got = f"none for {list_some(f'{number}.{leaf}' for number, leaf in missing)}"
+                findings.append(error("absent-expert", "", name, expected, got, _AGAIN))
+    return findings[:20]
+
+
+def _first(sizes: Mapping[str, object], *keys: str) -> int:
+    values = (sizes.get(key) for key in keys)
+    return next((value for value in values if isinstance(value, int) and value > 0), 0)
