@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -65,46 +64,6 @@ class NVFP4Tensor:
             exact = values.view(*scales.shape, self.group_size) * scales.unsqueeze(-1)
             out[chunk] = exact.view(values.shape).float() * self.row_factor[chunk, None]
         return out
-
-    def rows(self, start: int, stop: int) -> NVFP4Tensor:
-        """Rows start..stop (output features). Raises ValueError outside 0 <= start <= stop <= N."""
-        if not 0 <= start <= stop <= self.shape[0]:
-            raise ValueError(f"rows: expected 0 <= start <= stop <= {self.shape[0]}, got {start}..{stop}")
-        return replace(
-            self,
-            codes=self.codes[start:stop],
-            block_scales=self.block_scales[start:stop],
-            row_factor=self.row_factor[start:stop],
-        )
-
-    def columns(self, start: int, stop: int) -> NVFP4Tensor:
-        """Columns start..stop (input features). Raises ValueError outside 0..K or off a group's edge."""
-        if not 0 <= start <= stop <= self.shape[1] or start % self.group_size or stop % self.group_size:
-            raise ValueError(
-                f"columns: expected multiples of {self.group_size} with 0 <= start <= stop <= {self.shape[1]}, "
-                f"got {start}..{stop}"
-            )
-        return replace(
-            self,
-            codes=self.codes[:, start // 2 : stop // 2],
-            block_scales=self.block_scales[:, start // self.group_size : stop // self.group_size],
-        )
-
-
-def concatenate_rows(parts: Sequence[NVFP4Tensor]) -> NVFP4Tensor:
-    """The parts stacked along N, each row keeping its own factor. Raises ValueError when K or group_size differ."""
-    if not parts:
-        raise ValueError("parts: expected at least one tensor, got none")
-    layouts = sorted({(part.shape[1], part.group_size) for part in parts})
-    if len(layouts) > 1:
-        raise ValueError(f"parts: expected one (K, group_size), got {layouts}")
-    return NVFP4Tensor(
-        torch.cat([part.codes for part in parts]),
-        # float8 has no concatenation on every device; bytes do.
-        torch.cat([part.block_scales.view(torch.uint8) for part in parts]).view(torch.float8_e4m3fn),
-        torch.cat([part.row_factor for part in parts]),
-        parts[0].group_size,
-    )
 
 
 def _short(dtype: torch.dtype) -> str:

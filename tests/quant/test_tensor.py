@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from quant import parallel
-from quant.tensor import NVFP4Tensor, concatenate_rows
+from quant.tensor import NVFP4Tensor
 from tests.quant.reference import E2M1, e4m3_value
 
 
@@ -61,50 +61,6 @@ def test_negative_zero_survives_dequantizing():
 
 def test_an_empty_tensor_dequantizes_to_nothing():
     assert random_tensor(rows=0).dequantize().shape == (0, 64)
-
-
-@pytest.mark.parametrize("group_size", [16, 32])
-def test_slices_hold_the_values_of_the_slice(group_size):
-    tensor = random_tensor(group_size=group_size)
-
-    assert torch.equal(tensor.rows(1, 4).dequantize(), tensor.dequantize()[1:4])
-    assert torch.equal(tensor.columns(32, 64).dequantize(), tensor.dequantize()[:, 32:64])
-
-
-def test_concatenating_keeps_each_row_s_own_factor():
-    first, second = random_tensor(seed=1), random_tensor(rows=3, seed=2)
-
-    fused = concatenate_rows([first, second])
-
-    assert torch.equal(fused.dequantize(), torch.cat([first.dequantize(), second.dequantize()]))
-
-
-def test_slicing_and_concatenating_gives_back_the_tensor():
-    tensor = random_tensor()
-
-    again = concatenate_rows([tensor.rows(0, 2), tensor.rows(2, 6)])
-
-    assert torch.equal(again.codes, tensor.codes)
-    assert torch.equal(again.dequantize(), tensor.dequantize())
-
-
-@pytest.mark.parametrize("bounds", [(-1, 2), (3, 2), (0, 7)])
-def test_rows_outside_the_tensor_are_refused(bounds):
-    with pytest.raises(ValueError, match=r"rows: expected 0 <= start <= stop <= 6, got"):
-        random_tensor().rows(*bounds)
-
-
-@pytest.mark.parametrize("bounds", [(8, 32), (0, 24), (0, 80), (-16, 16), (32, 16)])
-def test_columns_off_a_group_s_edge_or_outside_are_refused(bounds):
-    with pytest.raises(ValueError, match=r"columns: expected multiples of 16 .* 64, got"):
-        random_tensor().columns(*bounds)
-
-
-def test_concatenating_different_layouts_or_nothing_is_refused():
-    with pytest.raises(ValueError, match=r"parts: expected one \(K, group_size\), got \[\(64, 16\), \(64, 32\)\]"):
-        concatenate_rows([random_tensor(), random_tensor(group_size=32)])
-    with pytest.raises(ValueError, match="parts: expected at least one"):
-        concatenate_rows([])
 
 
 @pytest.mark.parametrize(
