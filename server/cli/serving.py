@@ -1,7 +1,7 @@
 """Commands that start an engine, or say what starting one would do: serve, explain, plan, doctor, version."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -38,18 +38,49 @@ def explain(ctx: typer.Context, as_json: AsJson = False) -> None:
 
 
 @app.command(cls=ConfiguredCommand, context_settings=FREE, options_metavar="DIR [FLAGS]")
-def plan(ctx: typer.Context, as_json: AsJson = False) -> None:
+def plan(
+    ctx: typer.Context,
+    as_json: AsJson = False,
+    against: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="LOG", help="Compare with what the engine of this log of serve, with the same flags, said."
+        ),
+    ] = None,
+) -> None:
     """Show the memory that a model needs with serve's flags, whether it fits, and how to split it over GPUs."""
     from server.config import load_config
     from server.plan import plan_for
 
     with user_errors():
         planned = plan_for(load_config(_model_first(ctx.args)))
+        if against is not None:
+            raise typer.Exit(_compare(planned.as_dict(), against, as_json=as_json))
     if as_json:
         print_json(planned.as_dict())
     else:
         print(planned.as_text())
     raise typer.Exit(0 if planned.plan.fits else 2)
+
+
+def _compare(plan: dict[str, Any], log: Path, *, as_json: bool) -> int:
+    """Prints a plan beside what the log's engine reported. 0 where they agree."""
+    from server.errors import UserError
+    from server.plan.agreement import agreement
+    from server.plan.report import agreement_text
+
+    try:
+        rows = agreement(plan, log.read_text(encoding="utf-8", errors="replace"))
+    except OSError as error:
+        raise UserError(f"--against: {log}: {error.strerror}") from error
+    if not rows:
+        message = f"--against: {log}: expected the log of serve or of vLLM, got no line about weights or cache"
+        raise UserError(f"{message}; keep the log of a start that became ready")
+    if as_json:
+        print_json([row.as_dict() for row in rows])
+    else:
+        print(agreement_text(rows))
+    return 0 if all(row.agrees for row in rows) else 1
 
 
 @app.command()

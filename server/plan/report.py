@@ -5,6 +5,7 @@ from dataclasses import asdict
 from typing import Any
 
 from server.decisions import Decision
+from server.plan.agreement import Row
 from server.plan.compare import Option, as_row
 from server.plan.memory import Item, Plan, gib
 from server.plan.model import Model
@@ -126,3 +127,12 @@ def _table(rows: Sequence[Sequence[str]]) -> list[str]:
     return [
         "  " + "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
     ]
+
+
+def agreement_text(rows: Sequence[Row]) -> str:
+    """The plan beside what an engine reported, for people."""
+    lines = [f"{'figure':<16} {'planned':>16} {'reported':>16} {'off':>8}"]
+    for row in rows:
+        figures = f"{row.name:<16} {row.planned:>16,.0f} {row.reported:>16,.0f} {row.off:>+8.2%}"
+        lines.append(figures if row.agrees else f"{figures}  too far")
+    return "\n".join(lines)
