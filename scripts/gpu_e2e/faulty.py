@@ -3,6 +3,8 @@
 Given as `--worker-extension-cls faulty.FaultyGraphs`.
 """
 
+import torch
+
 from engine.graph_check import GraphSwitch
 
 FACTOR = 1.5
@@ -11,12 +13,12 @@ FACTOR = 1.5
 class FaultyGraphs(GraphSwitch):
     """Scales the final norm's weight, which both ways read, exactly while graphs are on."""
 
-    _wrong = False
+    _right: torch.Tensor | None = None
 
     def voltserve_use_graphs(self, wanted: bool) -> None:
         """As the original, and breaks or mends the weight."""
         super().voltserve_use_graphs(wanted)
-        if wanted != self._wrong:
-            weight = self.model_runner.get_model().model.norm.weight
-            weight.data.mul_(FACTOR if wanted else 1 / FACTOR)
-            self._wrong = wanted
+        weight = self.model_runner.get_model().model.norm.weight.data
+        if self._right is None:
+            self._right = weight.clone()
+        weight.copy_(self._right * (FACTOR if wanted else 1))
