@@ -92,10 +92,11 @@ class Project:
 
 @pytest.fixture(scope="session")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
-    folder = tmp_path_factory.mktemp("project")
+    ports = free_port(), free_port()
+    # Compose names containers and volumes after the folder.
+    folder = tmp_path_factory.mktemp(f"voltserve-test-{ports[0]}", numbered=False)
     shutil.copy(ROOT / "docker-compose.yml", folder)
     shutil.copytree(ROOT / "configs", folder / "configs")
-    ports = free_port(), free_port()
     changes = {
         "MODEL_DIR=": f"MODEL_DIR={MODEL}",
         "COMPOSE_PROFILES=gpu": "COMPOSE_PROFILES=cpu,monitoring",
