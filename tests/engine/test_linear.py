@@ -13,7 +13,7 @@ from quant.formats.compressed_tensors import GLOBAL, PACKED, SCALE
 from .conftest import AsRank
 from .layers import Member, config, finished_weight, load, make, member
 
-RANKS = [(rank, size) for size in (1, 2, 4) for rank in range(size)]
+RANKS = [(rank, size) for size in (1, 2, 4, 8) for rank in range(size)]
 
 
 def cut(weight: torch.Tensor, dim: int, rank: int, size: int) -> torch.Tensor:
@@ -43,9 +43,9 @@ def test_a_row_parallel_layer_keeps_its_columns(as_rank: AsRank, rank: int, size
 @pytest.mark.parametrize(("rank", "size"), RANKS)
 def test_q_k_and_v_with_their_own_globals_stay_exact(as_rank: AsRank, rank: int, size: int) -> None:
     as_rank(rank, size)
-    # Two key/value heads: at size 4 each is held by two ranks.
-    q, k, v = member(4 * 16, 64, 1344.0, seed=1), member(2 * 16, 64, 448.25, seed=2), member(2 * 16, 64, 3.0, seed=3)
-    layer = make("QKVParallelLinear", 64, 16, 4, 2)
+    # Two key/value heads: from size 4 on each is held by several ranks.
+    q, k, v = member(8 * 16, 64, 1344.0, seed=1), member(2 * 16, 64, 448.25, seed=2), member(2 * 16, 64, 3.0, seed=3)
+    layer = make("QKVParallelLinear", 64, 16, 8, 2)
     for part, name in ((v, "v"), (q, "q"), (k, "k")):
         load(layer, part, name)
     kv_size, kv_rank = min(size, 2), rank * min(size, 2) // size
@@ -80,10 +80,10 @@ def test_members_fused_on_disk_share_one_global(as_rank: AsRank, rank: int, size
 @pytest.mark.parametrize(("rank", "size"), RANKS)
 def test_a_whole_qkv_fused_on_disk_is_cut_by_heads(as_rank: AsRank, rank: int, size: int) -> None:
     as_rank(rank, size)
-    whole = member(3 * 64, 64, 31.0)
-    layer = make("QKVParallelLinear", 64, 16, 4, 4)
+    whole = member(3 * 128, 64, 31.0)
+    layer = make("QKVParallelLinear", 64, 16, 8, 8)
     load(layer, whole)
-    expected = torch.cat([cut(part, 0, rank, size) for part in whole.weight.split(64)])
+    expected = torch.cat([cut(part, 0, rank, size) for part in whole.weight.split(128)])
     assert torch.equal(finished_weight(layer), expected)
 
 
