@@ -1,16 +1,14 @@
 """Small look-alikes of QUASAR-QAT/Qwen3.8-27B-QUASAR-NVFP4, a Qwen3_5ForConditionalGeneration.
 
-Config keys, tensor names, dtypes and the ignore list are the public checkpoint's (its config.json and index). Scaled
-down are hidden and head sizes, layers and vocabulary; the numbers of heads are true, and so the widths that fit no
-tile: the inputs of a Gated-DeltaNet layer are 2144 wide together, which is 96 beyond a multiple of 128 as the
-original's 16480 are (1072 and 536 a rank at TP=2 and TP=4), of which in_proj_b and in_proj_a have 48 each. Fused
-members carry different globals. A vision tower is there; an MTP layer is declared and, as in the original, its tensors
-are missing.
+Tensor names and dtypes are the public checkpoint's (its index), as the config is (quasar_config.py). Scaled down are
+hidden and head sizes, layers and vocabulary; the numbers of heads are true, and so the widths that fit no tile: the
+inputs of a Gated-DeltaNet layer are 2144 wide together, which is 96 beyond a multiple of 128 as the original's 16480
+are (1072 and 536 a rank at TP=2 and TP=4), of which in_proj_b and in_proj_a have 48 each. Fused members carry
+different globals. A vision tower is there; an MTP layer is declared and, as in the original, its tensors are missing.
 """
 
 import json
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -21,126 +19,13 @@ from quant.blockwise import quantize_matrix
 from quant.formats.compressed_tensors import LAYOUT
 from quant.formats.linear import read_linear
 from quant.selection import matching_pattern
-
-VOCABULARY = 512
-IGNORE = (
-    *("lm_head", "re:.*visual.*", "re:.*mtp.*", "re:.*embed_vision.*", "re:.*embed_audio.*", "re:.*vision_embedder.*"),
-)
-QUANTIZATION = {
-    "quant_method": "compressed-tensors",
-    "format": "nvfp4-pack-quantized",
-    "quantization_status": "compressed",
-    "producer": {"name": "qatfactory", "version": "0.1.0"},
-    "config_groups": {
-        "group_0": {
-            "format": "nvfp4-pack-quantized",
-            "targets": ["Linear"],
-            "weights": {
-                "num_bits": 4,
-                "type": "float",
-                "strategy": "tensor_group",
-                "group_size": 16,
-                "symmetric": True,
-                "dynamic": False,
-                "observer": "memoryless_minmax",
-                "scale_dtype": "torch.float8_e4m3fn",
-            },
-            "input_activations": {
-                "num_bits": 4,
-                "type": "float",
-                "strategy": "tensor_group",
-                "group_size": 16,
-                "symmetric": True,
-                "dynamic": "local",
-                "observer": "static_minmax",
-                "scale_dtype": "torch.float8_e4m3fn",
-            },
-        }
-    },
-    "ignore": list(IGNORE),
-    "kv_cache_scheme": None,
-}
+from tests.quasar_config import IGNORE, SMALL, Sizes, config
 
 
-def config(*, head_dim: int = 16, layers: int = 8) -> dict[str, Any]:
-    """config.json. `head_dim`: of keys and values of Gated-DeltaNet layers, 128 in the original."""
-    text = {
-        "model_type": "qwen3_5_text",
-        "dtype": "bfloat16",
-        "attention_bias": False,
-        "attention_dropout": 0.0,
-        "attn_output_gate": True,
-        "bos_token_id": 0,
-        "eos_token_id": 1,
-        "full_attention_interval": 4,
-        "head_dim": 64,
-        "hidden_act": "silu",
-        "hidden_size": 160,
-        "initializer_range": 0.02,
-        "intermediate_size": 576,
-        "layer_types": ["linear_attention" if (n + 1) % 4 else "full_attention" for n in range(layers)],
-        "linear_conv_kernel_dim": 4,
-        "linear_key_head_dim": head_dim,
-        "linear_num_key_heads": 16,
-        "linear_num_value_heads": 48,
-        "linear_value_head_dim": head_dim,
-        "mamba_ssm_dtype": "float32",
-        "max_position_embeddings": 4096,
-        "mtp_num_hidden_layers": 1,
-        "mtp_use_dedicated_embeddings": False,
-        "num_attention_heads": 24,
-        "num_hidden_layers": layers,
-        "num_key_value_heads": 4,
-        "output_gate_type": "swish",
-        "pad_token_id": None,
-        "partial_rotary_factor": 0.25,
-        "rms_norm_eps": 1e-6,
-        "rope_parameters": {
-            "mrope_interleaved": True,
-            "mrope_section": [3, 3, 2],
-            "partial_rotary_factor": 0.25,
-            "rope_theta": 10_000_000,
-            "rope_type": "default",
-        },
-        "tie_word_embeddings": False,
-        "use_cache": True,
-        "vocab_size": VOCABULARY,
-    }
-    vision = {
-        "model_type": "qwen3_5",
-        "deepstack_visual_indexes": [],
-        "depth": 2,
-        "hidden_act": "gelu_pytorch_tanh",
-        "hidden_size": 64,
-        "in_channels": 3,
-        "initializer_range": 0.02,
-        "intermediate_size": 96,
-        "num_heads": 4,
-        "num_position_embeddings": 16,
-        "out_hidden_size": 160,
-        "patch_size": 16,
-        "spatial_merge_size": 2,
-        "temporal_patch_size": 2,
-    }
-    return {
-        "architectures": ["Qwen3_5ForConditionalGeneration"],
-        "model_type": "qwen3_5",
-        "language_model_only": False,
-        "image_token_id": VOCABULARY - 4,
-        "video_token_id": VOCABULARY - 3,
-        "vision_start_token_id": VOCABULARY - 6,
-        "vision_end_token_id": VOCABULARY - 5,
-        "tie_word_embeddings": False,
-        "text_config": text,
-        "vision_config": vision,
-        "quantization_config": QUANTIZATION,
-    }
-
-
-def write(directory: Path, *, head_dim: int = 16, layers: int = 8, seed: int = 0) -> Qwen3_5ForConditionalGeneration:
+def write(directory: Path, sizes: Sizes = SMALL, seed: int = 0) -> Qwen3_5ForConditionalGeneration:
     """Writes the model directory, 5 MB; returns its dequantized twin, transformers' model in float32."""
     directory.mkdir(parents=True, exist_ok=True)
-    settings = config(head_dim=head_dim, layers=layers)
+    settings = config(sizes)
     torch.manual_seed(seed)
     known = {name: value for name, value in settings.items() if name not in ("quantization_config", "architectures")}
     twin = Qwen3_5ForConditionalGeneration(Qwen3_5Config(**json.loads(json.dumps(known)))).float().eval()

@@ -11,7 +11,8 @@ import pytest
 import torch
 from transformers import Qwen3_5ForConditionalGeneration
 
-from tests.quasar_lookalike import VOCABULARY, write
+from tests.quasar_config import SMALL
+from tests.quasar_lookalike import write
 
 from .conftest import Service, serving
 
@@ -37,7 +38,7 @@ def hybrid(lookalike: tuple[Path, object], tmp_path_factory: pytest.TempPathFact
 
 def prompts() -> list[list[int]]:
     random = torch.Generator().manual_seed(5)
-    return [torch.randint(2, VOCABULARY - 8, (length,), generator=random).tolist() for length in LENGTHS]
+    return [torch.randint(2, SMALL.vocabulary - 8, (length,), generator=random).tolist() for length in LENGTHS]
 
 
 def complete(service: Service, model: Path, prompt: list[int]) -> tuple[list[int], list[float]]:

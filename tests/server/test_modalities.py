@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from server.devices import Device, Devices
 from server.flags import FlagValue
 from server.modalities import choose_text_only, is_text_only
 from server.plan import plan_for
+from tests.quasar_config import SMALL
 from tests.quasar_lookalike import write
 
 ON_SMALL_CARDS = ("--preset", "v100x2-16g-sxm2")
@@ -20,7 +22,7 @@ def cards(memory_gib: int, count: int = 2) -> Devices:
 @pytest.fixture(scope="module")
 def lookalike(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("quasar")
-    write(folder, layers=4)
+    write(folder, replace(SMALL, layers=4))
     return folder
 
 
