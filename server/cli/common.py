@@ -1,5 +1,6 @@
 """What the commands share: serve's flags, errors as one message, progress of long work, results as JSON."""
 
+import difflib
 import json
 import sys
 from collections.abc import Iterator
@@ -23,20 +24,52 @@ def group(about: str = "") -> typer.Typer:
     )
 
 
+# Every setting has its place in the help of serve here; a test finds one that is left out.
+SETTINGS = {
+    "Model and machine": ("model", "engines", "served-model-name", "preset", "memory-plan", "volta"),
+    "Where it listens": ("host", "port", "cors-origins", "keys-file"),
+    "Limits of clients": (
+        *("requests-per-minute", "max-concurrent", "max-in-flight", "queue-size", "queue-timeout"),
+        *("max-body-bytes", "body-timeout", "max-prompt-chars", "max-sequences"),
+    ),
+    "Watching the engine": (
+        *("start-timeout", "heartbeat-timeout", "step-timeout", "hang-timeout", "drain-timeout", "stop-timeout"),
+    ),
+    "Log": ("log-level", "log-format"),
+}
+
+
 class ConfiguredCommand(TyperCommand):
     """A command whose flags are those of `server.config`, which parses them; its help lists them from there."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Runs the command. Of a flag that nobody knows, the command's own options are nearer than serve's."""
+        from server.config import all_flags
+        from server.errors import ConfigError
+
+        own = [name for parameter in self.params for name in parameter.opts]
+        for token in ctx.args:
+            name = token.partition("=")[0]
+            near = difflib.get_close_matches(name, own, n=1, cutoff=0.75)
+            if name.startswith("--") and near and name[2:] not in all_flags():
+                with user_errors():
+                    raise ConfigError(f"unknown flag {name!r}; did you mean {near[0]}?")
+        return super().invoke(ctx)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Lists the settings."""
         from server.config import Settings, variable_name
 
-        rows = []
-        for field_name, field in Settings.model_fields.items():
-            name = field_name.replace("_", "-")
-            default = f" [{field.default}]" if not field.is_required() and field.default not in ("", ()) else ""
-            rows.append((f"--{name}", f"{field.description}{default}"))
-        with formatter.section("Settings"):
-            formatter.write_dl(rows)
+        fields = {name.replace("_", "-"): field for name, field in Settings.model_fields.items()}
+        width = max(len(name) for name in fields) + 2
+        for title, names in SETTINGS.items():
+            rows = []
+            for name in names:
+                field = fields[name]
+                default = f" [{field.default}]" if not field.is_required() and field.default not in ("", ()) else ""
+                rows.append((f"--{name}".ljust(width), f"{field.description}{default}"))
+            with formatter.section(title):
+                formatter.write_dl(rows)
         formatter.write_paragraph()
         formatter.write_text(
             "Any flag of vLLM 0.19.1's server is passed on to the engine: --max-model-len 8192, --enforce-eager. "

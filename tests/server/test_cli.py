@@ -10,6 +10,8 @@ from typer.testing import CliRunner
 from quant.errors import QuantError
 from quant.progress import OnProgress, Progress
 from server.cli import SECTIONS, app
+from server.cli.common import SETTINGS
+from server.config import Settings
 
 ROOT = Path(__file__).parents[2]
 
@@ -71,6 +73,22 @@ def test_the_help_of_serve_lists_the_settings() -> None:
     assert code == 0
     assert "--drain-timeout" in out
     assert "VOLTSERVE_MAX_MODEL_LEN" in out
+
+
+def test_every_setting_is_in_one_section_of_the_help_of_serve() -> None:
+    listed = [name for names in SETTINGS.values() for name in names]
+    assert sorted(listed) == sorted(name.replace("_", "-") for name in Settings.model_fields)
+    _, out, _ = run("serve", "--help")
+    assert [
+        line.split()[0][2:] for line in out.splitlines() if line.startswith("  --") and " --help " not in line
+    ] == listed
+
+
+@pytest.mark.parametrize(("flag", "meant"), [("--jsn", "--json"), ("--agianst=x", "--against"), ("--portt", "--port")])
+def test_a_misspelt_flag_names_the_nearest_of_the_command_or_of_serve(model: Path, flag: str, meant: str) -> None:
+    code, _, err = run("plan", str(model), flag)
+    assert code == 2
+    assert err.startswith(f"voltserve: unknown flag {flag.partition('=')[0]!r}; did you mean {meant}")
 
 
 def test_every_command_is_in_one_section_of_the_help() -> None:
