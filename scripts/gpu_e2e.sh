@@ -3,7 +3,7 @@
 # made here (build/gpu_e2e/): the launcher, HTTP, vLLM, our kernels. A GPU that is no V100 is treated as one
 # (VOLTSERVE_FORCE_VOLTA); its speed is its own, and mma.m8n8k4, with which a V100 multiplies 2 to 1024 tokens, is emulated
 # after Volta. Results go to $OUT/results.tar.xz (default: build/gpu_e2e/out/), renewed after each step; each step has a time limit.
-# Usage: gpu_e2e.sh STEP…     small | moe | answers | speed
+# Usage: gpu_e2e.sh STEP…     small | moe | answers | speed | hybrid
 set -uo pipefail
 cd "$(dirname "$0")/.."
 ARCHIVE=${OUT:-$PWD/build/gpu_e2e/out}/results.tar.xz
@@ -73,6 +73,14 @@ speed() {
   step 120 big python3 scripts/gpu_e2e/synthetic.py qwen3-32b "$SHM/qwen3-32b" --device cuda || return 1
   step "${SPEED_LIMIT:-280}" big-speed python3 scripts/gpu_e2e/measure.py "$SHM/qwen3-32b" "$OUT/big.json" --library "$WORK/site/libvoltserve_cuda.so"
   grep "'way'" "$OUT/big-speed.log"
+  rm -rf "$SHM"
+}
+
+# The 27B with Gated DeltaNet layers, text only: as `speed`. LAYERS=8 for a short trial.
+hybrid() {
+  step 120 hybrid-model python3 scripts/gpu_e2e/synthetic_hybrid.py "$SHM/qwen3.8-27b" --layers "${LAYERS:-64}" --device cuda || return 1
+  step "${SPEED_LIMIT:-280}" hybrid-speed python3 scripts/gpu_e2e/measure.py "$SHM/qwen3.8-27b" "$OUT/hybrid.json" --library "$WORK/site/libvoltserve_cuda.so"
+  grep "'way'\|largest" "$OUT/hybrid-speed.log"
   rm -rf "$SHM"
 }
 

@@ -51,7 +51,8 @@ class Bench(GraphSwitch):
     def voltserve_memory(self) -> dict[str, int]:
         """Bytes on this GPU."""
         held = {tensor.data_ptr(): tensor.nbytes for tensor in self.model_runner.get_model().parameters()}
-        embedding = self.model_runner.get_model().model.embed_tokens.weight
+        model = self.model_runner.get_model()
+        embedding = getattr(model, "language_model", model).model.embed_tokens.weight
         free, total = torch.cuda.mem_get_info()
         return {
             "weights": sum(held.values()),
@@ -128,6 +129,21 @@ async def measure(engine: Any, streams: int, prompt: int, tokens: int, vocabular
     }
 
 
+async def prompt_logprobs(engine: Any, prompts: list[list[int]], name: str) -> torch.Tensor:
+    """Of each prompt's tokens but the first, the log probability; one row a prompt."""
+    from vllm.inputs import TokensPrompt
+    from vllm.sampling_params import SamplingParams
+
+    params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0, detokenize=False)
+
+    async def one(index: int, prompt: list[int]) -> list[float]:
+        async for output in engine.generate(TokensPrompt(prompt_token_ids=prompt), params, f"{name}-{index}"):
+            last = output
+        return [entry[token].logprob for token, entry in zip(prompt[1:], last.prompt_logprobs[1:], strict=True)]
+
+    return torch.tensor([await one(index, prompt) for index, prompt in enumerate(prompts)], dtype=torch.float64)
+
+
 async def run(arguments: argparse.Namespace) -> None:
     """All measurements, written after each, so that a time limit leaves what was measured."""
     from vllm.engine.arg_utils import AsyncEngineArgs
@@ -161,6 +177,7 @@ async def run(arguments: argparse.Namespace) -> None:
             max_num_seqs=max(arguments.streams),
             gpu_memory_utilization=arguments.memory,
             enable_prefix_caching=False,
+            language_model_only=True,
             worker_extension_cls="measure.Bench",
             compilation_config={"cudagraph_capture_sizes": sorted({1, 2, 4, 8, 16, max(arguments.streams)})},
             disable_log_stats=True,
@@ -176,10 +193,18 @@ async def run(arguments: argparse.Namespace) -> None:
     seed = 0
     ways: list[tuple[str, bool]] = [("kernels", True), ("kernels", False), ("reference", True), ("reference", False)]
     current = "kernels"
+    random = torch.Generator().manual_seed(1)
+    texts = torch.randint(3, vocabulary, (4, arguments.prompt), generator=random).tolist()
+    likelihoods: dict[str, torch.Tensor] = {}
     for way, graphs in ways:
         if way != current:
             await call("voltserve_way", way)
             current = way
+        if way not in likelihoods:
+            likelihoods[way] = await prompt_logprobs(engine, texts, way)
+            if "kernels" in likelihoods and "reference" in likelihoods:
+                result["agreement"] = agreement(likelihoods["kernels"], likelihoods["reference"])
+                print(result["agreement"], flush=True)
         await call("voltserve_use_graphs", graphs)
         await measure(engine, 2, arguments.prompt, 4, vocabulary, seed := seed + 1)  # compiles what is compiled late
         for streams in arguments.streams:
@@ -199,6 +224,18 @@ async def run(arguments: argparse.Namespace) -> None:
         floor = result["memory"]["weights_read_a_step"] / result["read_ceiling_bytes_s"]
         result["floor_ms"] = round(1e3 * floor, 3)
     save()
+
+
+def agreement(ours: torch.Tensor, reference: torch.Tensor) -> dict[str, float]:
+    """How far the log probabilities of the same tokens lie apart, ours and with every weight dequantized first."""
+    difference = (ours - reference).abs()
+    return {
+        "tokens": difference.numel(),
+        "largest_log_probability_difference": round(float(difference.max()), 5),
+        "mean_log_probability_difference": round(float(difference.mean()), 6),
+        "perplexity": round(float((-ours.mean()).exp()), 3),
+        "reference_perplexity": round(float((-reference.mean()).exp()), 3),
+    }
 
 
 def read_ceiling(library: Path) -> float:

@@ -5,7 +5,7 @@
 site.tar.xz      vLLM's Python files with stand_ins/ in place of its compiled operators, wheels of --requirements,
                  and the overlay's entry points
 kernels.tar.xz   voltserve_kernels of build/wheels with libcudart, as `make kernels-cuda` left them
-model.00 …       the model as tar.xz in parts of 41 MiB, its Q8_0 embedding as it was in the GGUF
+model.00 …       the model as tar.xz in parts of 46 MiB, its Q8_0 embedding as it was in the GGUF
 questions.json, tokenizer/    what answers.py asks, and the model's tokenizer for random models
 """
 
@@ -29,7 +29,7 @@ from safetensors.torch import load_file, save_file
 ROOT = Path(__file__).resolve().parents[2]
 OUT = ROOT / "build" / "gpu_e2e"
 STAND_INS = Path(__file__).parent / "stand_ins"
-PART_BYTES = 41 << 20
+PART_BYTES = 46 << 20
 PLATFORMS = (
     *(f"manylinux_2_{minor}_x86_64" for minor in (5, 12, 17, 24, 28, 31, 34, 35)),
     "manylinux1_x86_64",

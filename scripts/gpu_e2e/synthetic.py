@@ -96,10 +96,11 @@ def config(shape: Shape) -> dict[str, object]:
 
 
 class Writer:
-    """Shards of one layer each, and their index."""
+    """Shards, and their index."""
 
-    def __init__(self, folder: Path, shape: Shape, device: str, seed: int) -> None:
-        self.folder, self.shape, self.device = folder, shape, device
+    def __init__(self, folder: Path, device: str, seed: int) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder, self.device = folder, device
         self.random = torch.Generator(device).manual_seed(seed)
         self.weight_map: dict[str, str] = {}
         self.total = 0
@@ -131,6 +132,20 @@ class Writer:
         self.weight_map |= dict.fromkeys(on_host, name)
         self.total += sum(tensor.nbytes for tensor in on_host.values())
 
+    def finish(self, config: dict[str, object]) -> None:
+        """Index and config.json."""
+        index = {"metadata": {"total_size": self.total}, "weight_map": self.weight_map}
+        (self.folder / "model.safetensors.index.json").write_text(json.dumps(index))
+        (self.folder / "config.json").write_text(json.dumps(config, indent=1))
+
+
+class DecoderWriter(Writer):
+    """One shard a layer."""
+
+    def __init__(self, folder: Path, shape: Shape, device: str, seed: int) -> None:
+        super().__init__(folder, device, seed)
+        self.shape = shape
+
     def layer(self, index: int) -> None:
         """One decoder layer."""
         s, prefix = self.shape, f"model.layers.{index}"
@@ -156,8 +171,7 @@ class Writer:
 
 def write(shape: Shape, folder: Path, device: str = "cpu", seed: int = 0) -> int:
     """Writes the directory; returns the bytes of its tensors."""
-    folder.mkdir(parents=True, exist_ok=True)
-    writer = Writer(folder, shape, device, seed)
+    writer = DecoderWriter(folder, shape, device, seed)
     for index in range(shape.layers):
         writer.layer(index)
     rest = {
@@ -167,9 +181,7 @@ def write(shape: Shape, folder: Path, device: str = "cpu", seed: int = 0) -> int
         "model.norm.weight": torch.ones(shape.hidden, dtype=torch.float16),
     }
     writer.save("rest.safetensors", rest)
-    index = {"metadata": {"total_size": writer.total}, "weight_map": writer.weight_map}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    (folder / "config.json").write_text(json.dumps(config(shape), indent=1))
+    writer.finish(config(shape))
     return writer.total
 
 

@@ -110,3 +110,32 @@ def test_a_synthetic_checkpoint_is_a_valid_model(tmp_path: Path, name: str) -> N
     )
     errors = [str(finding) for finding in verify(tmp_path).findings if finding.severity == "error"]
     assert all("tokenizer" in error for error in errors)  # trials ask with token ids, or bring SmolLM2's
+
+
+def test_the_synthetic_27b_has_the_lookalikes_tensors(tmp_path: Path) -> None:
+    import synthetic_hybrid
+
+    from tests import quasar_lookalike
+    from tests.quasar_config import SMALL
+
+    sizes = replace(SMALL, layers=4)
+    written = synthetic_hybrid.write(sizes, tmp_path / "synthetic")
+    quasar_lookalike.write(tmp_path / "lookalike", sizes)
+
+    def tensors(folder: str) -> dict[str, tuple[str, list[int]]]:
+        found = {}
+        for path in (tmp_path / folder).glob("*.safetensors"):
+            for name, tensor in load_file(path).items():
+                found[name] = (str(tensor.dtype), list(tensor.shape))
+        return found
+
+    made, expected = tensors("synthetic"), tensors("lookalike")
+    left_out = ("model.visual.", ".input_global_scale")
+    assert made == {
+        name: what
+        for name, what in expected.items()
+        if not name.startswith(left_out[0]) and not name.endswith(left_out[1])
+    }
+    assert written == sum(path.stat().st_size for path in (tmp_path / "synthetic").glob("*.safetensors")) - sum(
+        8 + int.from_bytes(path.read_bytes()[:8], "little") for path in (tmp_path / "synthetic").glob("*.safetensors")
+    )
