@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 """Times the CUDA kernels on the GPU at hand, in one run, and writes the result as JSON.
 
-    python scripts/bench_gpu.py --output docs/results/NAME.json [--library build/cuda/libvoltserve_cuda.so]
+    python scripts/bench_gpu.py --output docs/results/NAME.json [--library build/cuda/libvoltserve_cuda.so] [--vllm DIR]
 
 Weights of every shape in turn, rotated through enough copies that none is in the L2 cache; launches in a CUDA graph,
-median of replays. The yardsticks are measured in the same run: reading and copying (kernels that do nothing else), and
-two ways to compute the same without our fused kernels: dequantize to fp16 then cuBLAS on every call, and cuBLAS on fp16
-weights.
+median of replays. The yardsticks are measured in the same run: reading and copying (kernels that do nothing else),
+reading as many bytes as one weight has, and other ways to compute the same: dequantize to fp16 then cuBLAS on every
+call, cuBLAS on fp16 weights, and public int4 kernels (kernels/tools/int4_peers.py).
 
-mma.m8n8k4 is emulated on GPUs after Volta: there only the fma kernels' and the dequantizer's times mean anything.
+After Volta the kernels multiply by other instructions than on a V100, and plan.h gives them no more than 32 tokens.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from typing import Any
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from kernels.tools import int4_peers
 from kernels.tools.native import LIBRARY, Library, Packed
 from kernels.tools.reference import random_weights
 
@@ -50,6 +51,7 @@ SHAPES = (
 )
 ROTATED_BYTES = 256 << 20  # several times any L2
 GROUP = 16
+Peers = dict[str, Callable[[int, int, int, int], list[Callable[[], Any]]]]
 
 
 def seconds(launches: Sequence[Callable[[], Any]], replays: int = 7) -> float:
@@ -98,10 +100,21 @@ def copies(library: Library, n: int, k: int) -> list[Packed]:
     return made
 
 
-def measure(library: Library, name: str, n: int, k: int, tokens: Sequence[int], read: float) -> list[dict[str, Any]]:
+def read_alone(library: Library, size: int, count: int) -> float:
+    """Seconds to read `size` bytes by a kernel that does nothing else, launch included, `count` buffers in turn."""
+    buffers = [torch.randint(0, 255, (size // 4,), dtype=torch.int32, device="cuda") for _ in range(count)]
+    sink = torch.zeros(1, dtype=torch.int32, device="cuda")
+    processors = torch.cuda.get_device_properties(0).multi_processor_count
+    return min(seconds([partial(library.read, b, processors * g, sink) for b in buffers]) for g in (4, 8, 16))
+
+
+def measure(
+    library: Library, name: str, n: int, k: int, tokens: Sequence[int], read: float, peers: Peers
+) -> list[dict[str, Any]]:
     """One row per token count: our time, the alternatives' times, and the fraction of the read ceiling."""
     weights = copies(library, n, k)
     size = n * k * 9 / 16
+    alone = read_alone(library, int(size), len(weights))
     scratch = torch.empty(n, k, dtype=torch.float16, device="cuda")
     dense = [torch.empty(n, k, dtype=torch.float16, device="cuda") for _ in range(min(len(weights), 4))]
     for w, d in zip(weights, dense, strict=False):
@@ -116,16 +129,18 @@ def measure(library: Library, name: str, n: int, k: int, tokens: Sequence[int], 
 
         unfused = seconds([partial(dequantize_then_multiply, library, w, scratch, x, y) for w in weights])
         cublas = seconds([partial(torch.mm, x, d.T, out=y) for d in dense])
+        others = {f"{peer}_us": round(seconds(calls(m, n, k, len(weights))) * 1e6, 2) for peer, calls in peers.items()}
         rows.append(
             {
                 "layer": name, "n": n, "k": k, "m": m,
                 "variant": launches[0].shape.name, "blocks": launches[0].plan.blocks,
                 "us": round(ours * 1e6, 2), "weight_gb_s": round(size / ours / 1e9, 1),
-                "of_read": round(size / ours / read, 3),
+                "of_read": round(size / ours / read, 3), "read_alone_us": round(alone * 1e6, 2),
                 "dequantize_cublas_us": round(unfused * 1e6, 2), "speedup_over_it": round(unfused / ours, 2),
                 "fp16_cublas_us": round(cublas * 1e6, 2), "speedup_over_fp16": round(cublas / ours, 2),
                 "dequantize_us": round(dequantize * 1e6, 2),
                 "dequantize_gb_s": round((size + 2 * n * k) / dequantize / 1e9, 1),
+                **others,
             }
         )  # fmt: skip
     return rows
@@ -134,7 +149,7 @@ def measure(library: Library, name: str, n: int, k: int, tokens: Sequence[int], 
 def memory_side(library: Library, name: str, n: int, k: int, read: float) -> list[dict[str, Any]]:
     """Times of the kernels without their arithmetic: what their way of reading allows."""
     weights, variants, rows = copies(library, n, k), library.variants(), []
-    for variant, m in (("fma1", 1), ("mma8", 8)):
+    for variant, m in (("mma2", 1), ("mma8", 8)):
         x = torch.randn(m, k, device="cuda").half()
         y = torch.empty(m, n, dtype=torch.float16, device="cuda")
         launches = [library.linear(x, w, y, variant=variants[variant], memory_side=True) for w in weights]
@@ -161,11 +176,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--library", type=Path, default=LIBRARY)
-    parser.add_argument("--tokens", type=int, nargs="+", default=[1, 2, 3, 4])
+    parser.add_argument("--tokens", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32])
+    parser.add_argument("--vllm", type=Path, help="vLLM's package folder, to time its AWQ kernel too")
     arguments = parser.parse_args()
     began = time.monotonic()
     library = Library(arguments.library)
     limits = ceilings(library)
+    peers: Peers = {"tinygemm_int4": int4_peers.tinygemm}
+    if arguments.vllm:
+        peers["vllm_awq_triton"] = int4_peers.awq(arguments.vllm)
     result: dict[str, Any] = {
         "what": "time of the CUDA kernels",
         "provenance": "measured",
@@ -179,12 +198,13 @@ def main() -> None:
     }
     print(f"read {result['read_gb_s']} GB/s, copy {result['copy_gb_s']} GB/s", flush=True)
     for name, n, k in SHAPES:
-        for row in measure(library, name, n, k, arguments.tokens, limits["read"]):
+        for row in measure(library, name, n, k, arguments.tokens, limits["read"], peers):
             result["rows"].append(row)
             print(
                 f"{name:26} {n:6}x{k:<6} M={row['m']:<3} {row['variant']:5} blocks={row['blocks']:<4} {row['us']:8} us "
                 f"{row['of_read']:.0%} of read, {row['speedup_over_it']}x dequantize+cuBLAS, "
                 f"{row['speedup_over_fp16']}x fp16, "
+                f"{', '.join(peer + ' ' + str(row[peer + '_us']) + ' us' for peer in peers)}, "
                 f"dequantize {row['dequantize_gb_s'] / result['copy_gb_s']:.0%} of copy",
                 flush=True,
             )

@@ -1,31 +1,30 @@
 #!/usr/bin/env bash
-# Builds build/cuda/libvoltserve_cuda.so, the CUDA kernels without torch: sm_70 machine code and compute_70 PTX, from an
-# nvcc that still knows Volta (scripts/fetch_nvcc.sh). Needs no GPU. Recompiles only what changed.
-# Usage: build_cuda.sh [ARCH]    ARCH 70 (default), or e.g. 90: the same compute_70 PTX, compiled ahead for another GPU into
-# build/cuda-sm90/, to validate kernels/tools/sass_model.py there.
+# Builds build/cuda/libvoltserve_cuda.so, the CUDA kernels without torch: sm_70 machine code, and PTX for Volta and for what came after
+# Ampere, from an nvcc that still knows Volta (scripts/fetch_nvcc.sh). Needs no GPU. Recompiles only what changed.
+# Usage: build_cuda.sh [FROM TO]    e.g. 70 90: the PTX for Volta alone, compiled ahead for an H200 into build/cuda-70-90/, where it
+# can be checked; 80 90: what an H200 makes of the library, to validate kernels/tools/sass_model.py there.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-arch=${1:-70}
 CUDA_HOME=$(scripts/fetch_nvcc.sh)
-out=build/cuda code="arch=compute_70,code=[sm_70,compute_70]"
+out=build/cuda code=(-gencode "arch=compute_70,code=[sm_70,compute_70]" -gencode arch=compute_80,code=compute_80)
+if (($# == 2)); then out=build/cuda-$1-$2 code=(-gencode "arch=compute_$1,code=sm_$2"); fi
 sources=()
 for source in kernels/cuda/*.cu kernels/cuda/*.cpp kernels/tools/*.cu; do
   [[ $source == *ops.cpp ]] || sources+=("$source")  # those know torch; kernels/setup.py compiles them
 done
-if [[ $arch != 70 ]]; then out=build/cuda-sm$arch code="arch=compute_70,code=sm_$arch"; fi
 mkdir -p "$out/tools"
 
 # What an object was compiled from: for which GPU, and the files of ours that nvcc read the last time.
 sum_of() {
   local files
   mapfile -t files < <(grep -o 'kernels/[^ ]*' "$1.d")
-  { echo "$code"; cat "${files[@]}"; } | sha256sum
+  { echo "${code[*]}"; cat "${files[@]}"; } | sha256sum
 }
 
 compile() {
   local source=$1 object=$2
   [[ -f $object.d && -f $object.sum && $(<"$object.sum") == "$(sum_of "$object")" ]] && return 0
-  "$CUDA_HOME/bin/nvcc" -gencode "$code" -O3 -std=c++17 -Werror all-warnings -Xcompiler -fPIC,-Wall,-Wextra -Xptxas -v -MMD -MF "$object.d" \
+  "$CUDA_HOME/bin/nvcc" "${code[@]}" -O3 -std=c++17 -Werror all-warnings -Xcompiler -fPIC,-Wall,-Wextra -Xptxas -v -MMD -MF "$object.d" \
     -c "$source" -o "$object" 2>"$object.ptxas" || { cat "$object.ptxas" >&2; return 1; }
   sum_of "$object" >"$object.sum"
 }

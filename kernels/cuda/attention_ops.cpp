@@ -98,7 +98,7 @@ void paged_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_tabl
   args.scale = scale;
   args.soft_cap = soft_cap;
   args.window = window;
-  args.partial = workspace(call, plan.partial_floats, 0).sums;
+  args.partial = static_cast<float*>(workspace(call, Use::scratch, plan.partial_floats));
   check(launch_attention(args, plan, call.stream), "paged_attention");
 }
 

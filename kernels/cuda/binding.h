@@ -9,7 +9,7 @@
 #include <algorithm>
 #include <map>
 #include <mutex>
-#include <utility>
+#include <tuple>
 
 #include "../include/arguments.h"
 
@@ -63,39 +63,36 @@ T* data(const Tensor& tensor) {
   return static_cast<T*>(tensor.data_ptr());
 }
 
-// Floats of any value, and counters that are zero between launches.
-struct Workspace {
-  float* sums = nullptr;
-  unsigned* counters = nullptr;
-  size_t floats = 0, count = 0;
-};
+// What an op may find in its workspace: anything (scratch), or 0xFFFFFFFF everywhere (mailbox), which it must leave so.
+enum class Use { scratch, mailbox };
 
-// At least so much of both, the same memory for every call on a stream: kernels of one stream never run at the same time. Memory
+// At least `words` of 4 bytes, the same memory for every call on a stream: kernels of one stream never run at the same time. Memory
 // is kept for good, since a captured graph may point at it, and comes from the driver, not from torch: what torch hands out while a
-// graph is captured is zeroed only when that graph is replayed.
-inline Workspace workspace(const Call& call, size_t floats, size_t counters) {
+// graph is captured is filled only when that graph is replayed.
+inline void* workspace(const Call& call, Use use, size_t words) {
+  struct Kept {
+    void* memory = nullptr;
+    size_t words = 0;
+  };
   static std::mutex mutex;
-  static std::map<std::pair<int, cudaStream_t>, Workspace> all;
+  static std::map<std::tuple<int, cudaStream_t, Use>, Kept> all;
   const std::lock_guard<std::mutex> lock(mutex);
-  Workspace& kept = all[{call.gpu.index, call.stream}];
-  if (kept.floats >= floats && kept.count >= counters) return kept;
+  Kept& kept = all[{call.gpu.index, call.stream, use}];
+  if (kept.memory != nullptr && kept.words >= words) return kept.memory;
 
-  constexpr size_t kFirstCounters = 1024;
-  Workspace grown;
-  grown.floats = std::max({floats, kept.floats, size_t{1}});
-  grown.count = std::max({counters, kept.count, kFirstCounters});
+  Kept grown{nullptr, std::max<size_t>(words, 1)};
   // Allowed while a stream is captured, and on a stream that waits for no other.
   cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
   check(cudaThreadExchangeStreamCaptureMode(&mode), "workspace");
   cudaStream_t aside = nullptr;
   check(cudaStreamCreateWithFlags(&aside, cudaStreamNonBlocking), "workspace");
-  check(cudaMalloc(reinterpret_cast<void**>(&grown.sums), grown.floats * sizeof(float)), "workspace");
-  check(cudaMalloc(reinterpret_cast<void**>(&grown.counters), grown.count * sizeof(unsigned)), "workspace");
-  check(cudaMemsetAsync(grown.counters, 0, grown.count * sizeof(unsigned), aside), "workspace");
+  check(cudaMalloc(&grown.memory, 4 * grown.words), "workspace");
+  check(cudaMemsetAsync(grown.memory, 0xFF, 4 * grown.words, aside), "workspace");
   check(cudaStreamSynchronize(aside), "workspace");
   check(cudaStreamDestroy(aside), "workspace");
   check(cudaThreadExchangeStreamCaptureMode(&mode), "workspace");
-  return kept = grown;
+  kept = grown;
+  return kept.memory;
 }
 
 }  // namespace voltserve

@@ -12,7 +12,7 @@
 
 namespace voltserve {
 
-// y = x W^T (linear.cuh), with the workspace and counters that the plan asks for.
+// y = x W^T (linear.cuh), with the workspace that the plan asks for.
 cudaError_t launch_linear(const LinearArgs &args, int group, const Plan &plan, cudaStream_t stream);
 
 // Canonical codes [n, k/2] and scales [n, k/group] into the packed layout; *first_nan as in repack.cuh.

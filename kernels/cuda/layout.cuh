@@ -106,14 +106,15 @@ struct LaneTile {
   using Source = LaneSource<GROUP>;
   static constexpr int kHalves = 2;
 
-  uint4 codes[kHalves];
-  uint32_t scales;
+  uint4 codes[kHalves] = {};
+  uint32_t scales = 0;
 
+  // Outside of the matrix a lane keeps what it has: any bits are finite numbers, and are multiplied by activations of zero or
+  // summed in rows that are not written.
   __device__ void load_half(const Source &source, int half, bool inside) {
-    codes[half] = inside ? load_codes(source.codes + 32 * half) : make_uint4(0, 0, 0, 0);
+    if (inside) codes[half] = load_codes(source.codes + 32 * half);
   }
   __device__ void load_scales(const Source &source, bool inside) {
-    scales = 0;
     if (!inside) return;
     scales = GROUP == 16 ? __ldg(reinterpret_cast<const uint32_t *>(source.scales))
                          : __ldg(reinterpret_cast<const uint16_t *>(source.scales));

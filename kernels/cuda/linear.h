@@ -16,8 +16,7 @@ struct LinearArgs {
   const float *row_factor;
   const __half *bias;  // or null
   __half *y;
-  float *workspace;    // Plan::workspace_floats
-  unsigned *counters;  // Plan::counters zeros; zeros again afterwards
+  uint32_t *workspace;  // Plan::workspace_words, all 0xFFFFFFFF; so again afterwards
   int m, n, k;
   int x_stride;  // elements between rows of x, a multiple of 8
   const int *slots;

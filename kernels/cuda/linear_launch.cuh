@@ -18,11 +18,11 @@ cudaError_t launch_tile(const LinearArgs &args, const Plan &plan, cudaStream_t s
       planned.stage_tiles != T::kWK || planned.blocks_per_processor != MIN_BLOCKS) {
     return cudaErrorInvalidConfiguration;  // plan.cpp's table is out of step with the instantiations
   }
-  linear_kernel<Math, T, MIN_BLOCKS, GROUPED><<<plan.blocks, T::kThreads, T::kSharedBytes, stream>>>(args);
+  const Work work(args.n, args.k, T::kRows, T::kWK, ceil_div(args.m, T::kTokens), plan.blocks);
+  linear_kernel<Math, T, MIN_BLOCKS, GROUPED><<<plan.blocks, T::kThreads, T::kSharedBytes, stream>>>(args, work);
   return cudaGetLastError();
 }
 
-cudaError_t launch_fma(const LinearArgs &args, int group, const Plan &plan, cudaStream_t stream);
 cudaError_t launch_mma(const LinearArgs &args, int group, const Plan &plan, cudaStream_t stream);
 cudaError_t launch_mma_wide(const LinearArgs &args, int group, const Plan &plan, cudaStream_t stream);
 cudaError_t launch_mma_grouped(const LinearArgs &args, int group, const Plan &plan, cudaStream_t stream);

@@ -120,15 +120,13 @@ void dense(const Call& call, const Tensor& x, const Matrix& w, const Tensor& y) 
 
 // The fused kernels' arguments, but for bias and what only experts have.
 LinearArgs fused(const Call& call, const Tensor& x, const Matrix& w, const Tensor& y, const Plan& plan) {
-  const Workspace space = workspace(call, plan.workspace_floats, plan.counters);
   LinearArgs args{};
   args.x = halves(x);
   args.codes = w.codes;
   args.scales = w.scales;
   args.row_factor = w.row_factor;
   args.y = data<__half>(y);
-  args.workspace = space.sums;
-  args.counters = space.counters;
+  args.workspace = static_cast<uint32_t*>(workspace(call, Use::mailbox, plan.workspace_words));
   args.m = x.size(0);
   args.n = w.n;
   args.k = w.k;

@@ -9,15 +9,15 @@
 namespace voltserve {
 namespace {
 
-// As instantiated in linear.cu, which asserts that the two agree.
+// As instantiated in linear_mma*.cu; launch_tile() refuses to launch where the two disagree.
 constexpr Shape kShapes[] = {
-    {"fma1", 1, 64, 128, 4, 6},    {"fma2", 2, 64, 128, 4, 5},   {"fma3", 3, 64, 128, 4, 4},
-    {"fma4", 4, 64, 128, 4, 4},    {"mma8", 8, 64, 128, 4, 5},   {"mma16", 16, 64, 128, 4, 2},
-    {"mma32", 32, 64, 128, 4, 2},  {"mma64", 64, 64, 128, 2, 2}, {"mma128", 128, 128, 128, 1, 2},
+    {"mma2", 2, 64, 128, 4, 5},   {"mma4", 4, 64, 128, 4, 4},   {"mma8", 8, 64, 128, 4, 4},       {"mma16", 16, 64, 128, 4, 2},
+    {"mma32", 32, 64, 128, 4, 2}, {"mma64", 64, 64, 128, 2, 2}, {"mma128", 128, 128, 128, 1, 2},
 };
 
-// Above this many tokens, dequantizing once and calling cuBLAS costs less than the fused kernel's slower inner loop.
-constexpr int kFusedTokens = 1024;
+// Above this many tokens, dequantizing once and calling cuBLAS costs less than the fused kernel's slower inner loop; much earlier
+// after Volta, where a quarter of the fused kernel's multiplications count (linear_mma.cuh).
+constexpr int kFusedTokens = 1024, kFusedTokensAfterVolta = 32;
 // With more tiles than this for each place on the GPU, blocks of one tile each balance well enough and share nothing.
 constexpr int kWavesUnshared = 4;
 // A shorter run than this many stages costs more in latency and in adding up than another block gains.
@@ -29,9 +29,8 @@ Variant choose_variant(const Problem &p) {
     const int per_expert = ceil_div(p.m, p.experts);
     return per_expert <= 8 ? Variant::mma8 : per_expert <= 16 ? Variant::mma16 : per_expert <= 32 ? Variant::mma32 : Variant::mma64;
   }
-  // A V100 has 8 bytes of weights a clock and SM. fma1 fills 52 % of the issue slots that leaves, fma2 63 %, fma4 91 %, mma8
-  // 43 % whatever M is (tools/sass_model.py). After Volta mma.m8n8k4 is emulated, and CUDA cores are wider.
-  if (p.m <= (p.arch == 70 ? 1 : 4)) return static_cast<Variant>(p.m - 1);
+  if (p.m <= 2) return Variant::mma2;
+  if (p.m <= 4) return Variant::mma4;
   if (p.m <= 8) return Variant::mma8;
   if (p.m <= 16) return Variant::mma16;
   if (p.m <= 32) return Variant::mma32;
@@ -47,12 +46,10 @@ void share_out(Plan &plan, const Problem &p, int token_blocks) {
   const int places = p.processors * s.blocks_per_processor;
   plan.blocks = plan.tiles >= kWavesUnshared * places ? plan.tiles : std::clamp(plan.tiles * stages / kMinStages, 1, places);
   if (plan.blocks != plan.tiles || p.experts > 0) {
-    plan.workspace_floats = static_cast<size_t>(plan.blocks) * 2 * s.tokens * s.rows;
-    plan.counters = plan.tiles;
+    plan.workspace_words = static_cast<size_t>(plan.blocks) * 2 * s.tokens * s.rows;
   }
-  plan.reason = plan.variant <= Variant::fma4 ? "bound by reading the weights; CUDA cores keep up"
-                : s.tokens <= 16              ? "bound by reading the weights; mma.m8n8k4 keeps up where CUDA cores do not"
-                                              : "weights are dequantized in registers on the way to the tensor cores";
+  plan.reason = s.tokens <= 16 ? "bound by reading the weights; tensor cores keep up where CUDA cores do not"
+                               : "weights are dequantized in registers on the way to the tensor cores";
 }
 
 }  // namespace
@@ -72,7 +69,7 @@ Plan plan(const Problem &p) {
 
   Plan plan{};
   plan.variant = choose_variant(p);
-  if (p.experts == 0 && p.m > kFusedTokens) {
+  if (p.experts == 0 && p.m > (p.arch < 80 ? kFusedTokens : kFusedTokensAfterVolta)) {
     plan.path = Path::dequantize;
     plan.reason = "many tokens: each weight is used often enough to dequantize tile by tile and call cuBLAS";
     return plan;

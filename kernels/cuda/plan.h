@@ -14,8 +14,8 @@ struct Problem {
   int experts;        // 0: one matrix; otherwise grouped, and m counts slots (tokens * top_k)
 };
 
-// The fused kernels. In the name: CUDA cores (fma) or tensor cores (mma), and the tokens of a block.
-enum class Variant { fma1, fma2, fma3, fma4, mma8, mma16, mma32, mma64, mma128, count };
+// The fused kernels. In the name: the tokens of a block.
+enum class Variant { mma2, mma4, mma8, mma16, mma32, mma64, mma128, count };
 
 struct Shape {
   const char *name;
@@ -30,8 +30,7 @@ struct Plan {
   Variant variant;      // of the fused path
   int blocks;           // of the grid
   int tiles;            // of the output; blocks share them (linear.cuh)
-  size_t workspace_floats;
-  int counters;
+  size_t workspace_words;  // all 0xFFFFFFFF before the first launch
   const char *reason;
 };
 

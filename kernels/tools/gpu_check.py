@@ -159,7 +159,7 @@ def main() -> int:
     parser.add_argument("--library", type=Path, default=LIBRARY)
     arguments = parser.parse_args()
     began = time.monotonic()
-    checker = Checker(Library(arguments.native))
+    checker = Checker(Library(arguments.library))
     shapes = ((130, 576), (33, 16)) if arguments.quick else SHAPES
     for (n, k), group in itertools.product(shapes, (16, 32)):
         if k % group:
@@ -187,7 +187,7 @@ def main() -> int:
         "what": "correctness of the CUDA kernels against float64",
         "provenance": "measured",
         "device": torch.cuda.get_device_name(),
-        "library": str(arguments.native),
+        "library": str(arguments.library),
         "cases": checker.cases,
         "worst_error_of_allowed": {k: round(v, 4) for k, v in sorted(checker.worst.items())},
         "failures": checker.failures,

@@ -11,16 +11,12 @@ namespace {
 
 template <int TOKENS>
 struct Touch {
-  using X = half;
   template <int GROUP>
   using Weights = LaneTile<GROUP>;
   static constexpr int kTokens = TOKENS, kRowTiles = 2;
   static constexpr int kParts = 1, kPartTokens = TOKENS;
-  static constexpr float kFactor = 1;
 
   unsigned seen[kRowTiles] = {};
-
-  static __device__ void store_x(half *to, uint4 halves) { *reinterpret_cast<uint4 *>(to) = halves; }
 
   template <int GROUP, int STRIDE, class Reload>
   __device__ void multiply(const half *x, LaneTile<GROUP> (&tiles)[kRowTiles], int lane, Reload reload) {
@@ -50,19 +46,20 @@ struct Touch {
 template <int TOKENS, int MIN_BLOCKS>
 cudaError_t launch_touch(const LinearArgs &args, const Plan &plan, cudaStream_t stream) {
   using T = Tile<Touch<TOKENS>, 1, 1, 4, 16>;
-  linear_kernel<Touch<TOKENS>, T, MIN_BLOCKS, false><<<plan.blocks, T::kThreads, T::kSharedBytes, stream>>>(args);
+  const Work work(args.n, args.k, T::kRows, T::kWK, ceil_div(args.m, T::kTokens), plan.blocks);
+  linear_kernel<Touch<TOKENS>, T, MIN_BLOCKS, false><<<plan.blocks, T::kThreads, T::kSharedBytes, stream>>>(args, work);
   return cudaGetLastError();
 }
 
 }  // namespace
 }  // namespace voltserve
 
-// As voltserve_linear, for the variants fma1 and mma8 and groups of 16.
+// As voltserve_linear, for the variants mma2 and mma8 and groups of 16.
 extern "C" int voltserve_memory_side(const voltserve::LinearArgs *args, int group, const voltserve::Plan *plan,
                                      cudaStream_t stream) {
   using namespace voltserve;
   if (group != 16) return cudaErrorInvalidConfiguration;
-  if (plan->variant == Variant::fma1) return launch_touch<1, 6>(*args, *plan, stream);
-  if (plan->variant == Variant::mma8) return launch_touch<8, 5>(*args, *plan, stream);
+  if (plan->variant == Variant::mma2) return launch_touch<2, 5>(*args, *plan, stream);
+  if (plan->variant == Variant::mma8) return launch_touch<8, 4>(*args, *plan, stream);
   return cudaErrorInvalidConfiguration;
 }

@@ -26,8 +26,7 @@ class _Plan(ctypes.Structure):
         ("variant", ctypes.c_int),
         ("blocks", ctypes.c_int),
         ("tiles", ctypes.c_int),
-        ("workspace_floats", ctypes.c_size_t),
-        ("counters", ctypes.c_int),
+        ("workspace_words", ctypes.c_size_t),
         ("reason", ctypes.c_char_p),
     ]
 
@@ -41,10 +40,7 @@ class _Shape(ctypes.Structure):
 
 class _LinearArgs(ctypes.Structure):
     _fields_ = [
-        *(
-            (name, ctypes.c_void_p)
-            for name in ("x", "codes", "scales", "row_factor", "bias", "y", "workspace", "counters")
-        ),
+        *((name, ctypes.c_void_p) for name in ("x", "codes", "scales", "row_factor", "bias", "y", "workspace")),
         *((name, ctypes.c_int) for name in ("m", "n", "k", "x_stride")),
         *((name, ctypes.c_void_p) for name in ("slots", "experts", "padded_slots")),
         ("top_k", ctypes.c_int),
@@ -71,8 +67,7 @@ class Plan:
     variant: int
     blocks: int
     tiles: int
-    workspace_floats: int
-    counters: int
+    workspace_words: int
     reason: str
 
 
@@ -167,7 +162,7 @@ class Library:
         """A callable that launches y = x Wᵀ + bias; `variant` and `blocks` override the plan.
 
         Allocates the workspace now and nothing later. `memory_side`: memory_side.cu's kernels instead, for the variants
-        fma1 and mma8. `moe`: (slots, experts of the token blocks, padded slot count, top_k).
+        mma2 and mma8. `moe`: (slots, experts of the token blocks, padded slot count, top_k).
         """
         import torch
 
@@ -193,9 +188,9 @@ class Library:
         token_blocks = moe[1].shape[0] if moe else -(-m // shape.tokens)
         plan.tiles = -(-w.n // shape.rows) * token_blocks
         plan.blocks = blocks or max(plan.blocks, 1)
-        workspace = torch.empty(plan.blocks * 2 * shape.tokens * shape.rows, device=x.device)
-        counters = torch.zeros(plan.tiles, dtype=torch.int32, device=x.device)
-        tensors = (x, w.codes, w.scales, w.row_factor, bias, y, workspace, counters)
+        words = plan.blocks * 2 * shape.tokens * shape.rows
+        workspace = torch.full((words,), -1, dtype=torch.int32, device=x.device)
+        tensors = (x, w.codes, w.scales, w.row_factor, bias, y, workspace)
         routing = (*moe[:3],) if moe else (None,) * 3
         args = _LinearArgs(
             *(None if t is None else t.data_ptr() for t in tensors),

@@ -1,9 +1,6 @@
 """Predicts the time of the fused linear kernels on a GPU from their machine code.
 
     python kernels/tools/sass_model.py --gpu v100-pcie --cuda-home DIR --output docs/results/NAME.json
-    python kernels/tools/sass_model.py --gpu h200 --cuda-home DIR --library build/cuda-sm90/libvoltserve_cuda.so \
-        --validate BENCH.json
-
 cuobjdump prints the SASS of the kernel that the plan picks; the main loop is the innermost one that loads weights. Its
 instructions are counted by the pipe that executes them, and so are those outside it, run once for each tile that a
 block works on. With W warps a block, S stages and R tiles a block, and B blocks on the busiest multiprocessor,
@@ -15,9 +12,8 @@ block works on. With W warps a block, S stages and R tiles a block, and B blocks
 
 The fourth-power sum rounds the corner where two bounds are close. Cycles per warp instruction: Jia et al., "Dissecting
 the NVIDIA Volta GPU Architecture via Microbenchmarking", arXiv 1804.06826, and the table of instruction throughput by
-compute capability in NVIDIA's CUDA C++ Programming Guide. Three numbers are fitted, on the H200, and used unchanged for
-the V100: FIXED_SECONDS (launch, first load, last store), ISSUE_EFFICIENCY, and ONCE_EXECUTED (the share of the
-instructions outside the loop that a block runs: it writes a tile either alone or shared).
+compute capability in NVIDIA's CUDA C++ Programming Guide. Three numbers are fitted, on half of what an H200 measured,
+and used unchanged for the other half (model_validation.py) and for the V100: Constants.
 """
 
 from __future__ import annotations
@@ -31,6 +27,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -54,18 +51,32 @@ class Gpu:
     max_warps: int = 64
 
 
-# lsu: one unit for four schedulers; 2.5 cycles an instruction there, from ncu's wavefronts of fma4 on an H200.
+# lsu: one unit for four schedulers; 2.5 cycles an instruction there, from ncu's wavefronts on an H200.
 _VOLTA = {"fma": 2, "alu": 2, "half": 2, "tensor": 2, "lsu": 10, "other": 1}
-# From Ampere on the fp32 lanes are doubled and execute fp16 as well; integer multiplication keeps half the rate.
-_HOPPER = {"fma": 1, "alu": 2, "half": 1, "tensor": 2, "lsu": 10, "other": 1}
+# From Ampere on the fp32 lanes are doubled and execute fp16 as well; integer multiplication keeps half the rate. An
+# mma.m16n8k16 is 4096 operations, and 647 TFLOP/s were seen with instructions of this kind.
+_HOPPER = {"fma": 1, "alu": 2, "half": 1, "tensor": 6.5, "lsu": 10, "other": 1}
 GPUS = {
     "v100-pcie": Gpu("V100 PCIe", 70, 80, 1.38e9, 879e9, 2150e9, _VOLTA),
     "v100-sxm2": Gpu("V100 SXM2", 70, 80, 1.53e9, 879e9, 2150e9, _VOLTA),
     "h200": Gpu("H200", 90, 132, 1.95e9, 4483e9, 5500e9, _HOPPER, shared_bytes=227 * 1024),
 }
-FIXED_SECONDS = 4.5e-6
-ISSUE_EFFICIENCY = 0.8
-ONCE_EXECUTED = 0.5
+
+
+@dataclass(frozen=True)
+class Constants:
+    """What is fitted.
+
+    Seconds of launch, first load and last store; the share of issue slots that can be used; the share of the
+    instructions outside the loop that a block runs, since it writes a tile either alone or shared.
+    """
+
+    fixed_seconds: float
+    issue_efficiency: float
+    once_executed: float
+
+
+FITTED = Constants(4.5e-6, 0.8, 0.5)
 MATCHES = {
     "fma": ("FFMA", "FMUL", "FADD", "IMAD"),
     "half": ("HADD2", "HMUL2", "HFMA2"),
@@ -107,6 +118,11 @@ class Kernel:
     loop: tuple[Instruction, ...]
     once: tuple[Instruction, ...]
 
+    @cached_property
+    def pipes(self) -> tuple[Counter[str], Counter[str]]:
+        """Instructions by executing pipe: of the loop, and of the rest."""
+        return by_pipe(self.loop), by_pipe(self.once)
+
 
 def parse(sass: str) -> dict[str, list[Instruction]]:
     """The instructions of every function in cuobjdump's output, by demangled name."""
@@ -135,8 +151,7 @@ def find_kernel(
 
     Raises ValueError unless there is exactly one.
     """
-    tokens = int(variant[3:]) if variant.startswith("fma") else min(8, int(variant[3:]) // 8)
-    product = f"voltserve::{variant[:3].capitalize()}<(int){tokens}, (int){1 if variant == 'mma64' else 2}>"
+    product = f"voltserve::Mma<(int){min(64, int(variant[3:]))}, (int){1 if variant == 'mma64' else 2}>"
     if memory_side:
         product = f"voltserve::<unnamed>::Touch<(int){int(variant[3:])}>"
     start, tile = f"linear_kernel<{product}, ", f", (int){group}>, "
@@ -194,7 +209,17 @@ class Prediction:
     busiest_pipe: str
 
 
-def predict(gpu: Gpu, kernel: Kernel, shape: Shape, plan: Plan, m: int, n: int, k: int, group: int) -> Prediction:
+def predict(
+    gpu: Gpu,
+    kernel: Kernel,
+    shape: Shape,
+    plan: Plan,
+    m: int,
+    n: int,
+    k: int,
+    group: int,
+    constants: Constants = FITTED,
+) -> Prediction:
     """The time of one launch; see the module's text."""
     warps = shape.threads // 32
     stages = math.ceil(math.ceil(k / 64) / shape.stage_tiles)
@@ -204,9 +229,9 @@ def predict(gpu: Gpu, kernel: Kernel, shape: Shape, plan: Plan, m: int, n: int, 
     waves = plan.blocks / gpu.processors
     busiest = math.ceil(waves) if waves <= shape.blocks_per_processor else waves
     scale = busiest * warps / 4 / gpu.clock_hz
-    loop, once = by_pipe(kernel.loop), by_pipe(kernel.once)
-    outside = runs * ONCE_EXECUTED
-    issue = scale * (share * len(kernel.loop) + outside * len(kernel.once)) / ISSUE_EFFICIENCY
+    loop, once = kernel.pipes
+    outside = runs * constants.once_executed
+    issue = scale * (share * len(kernel.loop) + outside * len(kernel.once)) / constants.issue_efficiency
     pipes = {
         name: scale * (share * loop[name] + outside * once[name]) * cycles
         for name, cycles in gpu.cycles.items()
@@ -215,9 +240,9 @@ def predict(gpu: Gpu, kernel: Kernel, shape: Shape, plan: Plan, m: int, n: int, 
     pipe = max(pipes, key=lambda name: pipes[name])
     weights = n * k * (0.5 + 1 / group)
     activations = -(n // -shape.rows) * m * k * 2
-    shared = activations + (2 * 4 * plan.workspace_floats if runs > 1 else 0)
+    shared = activations + (2 * 4 * plan.workspace_words if runs > 1 else 0)
     memory = max(weights / gpu.read_bytes_s, (weights + shared) / gpu.l2_bytes_s)
-    seconds = FIXED_SECONDS + (issue**4 + pipes[pipe] ** 4 + memory**4) ** 0.25
+    seconds = constants.fixed_seconds + (issue**4 + pipes[pipe] ** 4 + memory**4) ** 0.25
     return Prediction(seconds, memory, issue, pipes[pipe], pipe)
 
 
@@ -237,13 +262,20 @@ class Model:
             self._kernels[key] = split(variant, find_kernel(self.functions, *key))
         return self._kernels[key]
 
-    def row(self, m: int, n: int, k: int, group: int = 16, memory_side: bool = False) -> dict[str, Any]:
-        """The prediction for one problem, as a row of a table."""
+    def predict(
+        self, m: int, n: int, k: int, group: int = 16, memory_side: bool = False, constants: Constants = FITTED
+    ) -> tuple[Shape, Plan, Prediction]:
+        """The prediction for one problem. Raises ValueError where no fused kernel is planned."""
         plan = self.native.plan(m, n, k, group, self.gpu.arch, self.gpu.processors)
         shape = self.native.shape(plan.variant)
         if shape is None or plan.path != "fused":
             raise ValueError(f"M={m}: expected a fused plan, got {plan.path}")
-        p = predict(self.gpu, self.kernel(shape.name, group, memory_side), shape, plan, m, n, k, group)
+        kernel = self.kernel(shape.name, group, memory_side)
+        return shape, plan, predict(self.gpu, kernel, shape, plan, m, n, k, group, constants)
+
+    def row(self, m: int, n: int, k: int, group: int = 16, memory_side: bool = False) -> dict[str, Any]:
+        """The prediction for one problem, as a row of a table."""
+        shape, plan, p = self.predict(m, n, k, group, memory_side)
         weights = n * k * (0.5 + 1 / group)
         return {
             "m": m, "n": n, "k": k, "variant": shape.name, "blocks": plan.blocks,
@@ -254,45 +286,28 @@ class Model:
         }  # fmt: skip
 
 
-def validate(model: Model, bench: dict[str, Any]) -> list[dict[str, Any]]:
-    """Measured against predicted, for every row of scripts/bench_gpu.py's result whose kernel is not emulated."""
-    rows = []
-    for memory_side, measured in [(False, row) for row in bench["rows"]] + [
-        (True, row) for row in bench["memory_side"]
-    ]:
-        if measured["variant"].startswith("mma") and not memory_side:
-            continue
-        row = model.row(measured["m"], measured["n"], measured["k"], memory_side=memory_side)
-        ratio = round(row["us"] / measured["us"], 3)
-        kind = "without arithmetic" if memory_side else "whole"
-        extra = {"kernel": kind, "measured_us": measured["us"], "predicted_of_measured": ratio}
-        rows.append({"layer": measured["layer"], **row, **extra})
-    return rows
-
-
 def main() -> None:
     """Prints a table and writes it as JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gpu", choices=GPUS, required=True)
     parser.add_argument("--library", type=Path, default=LIBRARY)
     parser.add_argument("--cuda-home", type=Path, required=True, help="what scripts/fetch_nvcc.sh prints")
-    parser.add_argument("--validate", type=Path, help="a result of scripts/bench_gpu.py to compare with")
-    parser.add_argument("--tokens", type=int, nargs="+", default=[1, 2, 3, 4, 8, 16, 32, 64, 128, 512, 1024])
+    parser.add_argument("--tokens", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64, 128, 512, 1024])
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
     from scripts.bench_gpu import SHAPES
 
     model = Model(arguments.library, GPUS[arguments.gpu], arguments.cuda_home)
-    if arguments.validate:
-        rows = validate(model, json.loads(arguments.validate.read_text()))
-    else:
-        rows = [{"layer": name, **model.row(m, n, k)} for name, n, k in SHAPES for m in arguments.tokens]
+    rows = [{"layer": name, **model.row(m, n, k)} for name, n, k in SHAPES for m in arguments.tokens]
     for row in rows:
         print("  ".join(f"{key}={value}" for key, value in row.items()))
     if arguments.output:
         gpu = asdict(model.gpu)
         what = "time of the fused kernels predicted from their machine code"
-        result = {"what": what, "provenance": "computed", "command": " ".join(sys.argv), "gpu": gpu, "rows": rows}
+        result = {
+            "what": what, "provenance": "computed", "command": " ".join(sys.argv), "gpu": gpu,
+            "constants": asdict(FITTED), "rows": rows,
+        }  # fmt: skip
         arguments.output.write_text(json.dumps(result, indent=1) + "\n")
 
 

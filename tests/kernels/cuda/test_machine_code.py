@@ -10,7 +10,7 @@ from kernels.tools.native import Library
 from kernels.tools.sass_model import Instruction, find_kernel, split
 
 REGISTERS_OF_A_V100 = 65536
-VARIANTS = ("fma1", "fma2", "fma3", "fma4", "mma8", "mma16", "mma32", "mma64", "mma128")
+VARIANTS = ("mma2", "mma4", "mma8", "mma16", "mma32", "mma64", "mma128")
 
 
 def compiler_reports(build: Path) -> list[tuple[str, str]]:
@@ -29,9 +29,8 @@ def test_no_kernel_spills_registers(build: Path) -> None:
 def test_the_planned_blocks_fit_a_v100s_registers(library: Library, build: Path, variant: str) -> None:
     shape = library.shape(library.variants()[variant])
     assert shape is not None
-    math, tokens = variant[:3].capitalize(), int(variant[3:]) if variant < "m" else min(8, int(variant[3:]) // 8)
-    rows = 1 if variant == "mma64" else 2
-    reports = [report for name, report in compiler_reports(build) if f"{math}ILi{tokens}ELi{rows}E" in name]
+    tokens, rows = min(64, int(variant[3:])), 1 if variant == "mma64" else 2
+    reports = [report for name, report in compiler_reports(build) if f"MmaILi{tokens}ELi{rows}E" in name]
     used = [int(found[1]) for report in reports if (found := re.search(r"Used (\d+) registers", report))]
     assert len(used) >= 2
     assert max(used) * shape.threads * shape.blocks_per_processor <= REGISTERS_OF_A_V100
@@ -47,10 +46,10 @@ def test_weights_are_read_by_128_bit_loads(sass: dict[str, list[Instruction]], v
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_only_tensor_core_variants_use_hmma(sass: dict[str, list[Instruction]], variant: str) -> None:
-    kernel = split(variant, find_kernel(sass, variant, 16))
-    used = any(i.name.startswith("HMMA.884.F32.F32") for i in kernel.loop)
-    assert used == variant.startswith("mma")
+def test_products_are_summed_in_fp32_by_voltas_tensor_cores(sass: dict[str, list[Instruction]], variant: str) -> None:
+    names = {i.name for i in split(variant, find_kernel(sass, variant, 16)).loop}
+    assert any(name.startswith("HMMA.884.F32.F32") for name in names)
+    assert not any(name.startswith(("HFMA2", "FFMA")) for name in names)
 
 
 def test_no_kernel_touches_local_memory(sass: dict[str, list[Instruction]]) -> None:
@@ -58,6 +57,9 @@ def test_no_kernel_touches_local_memory(sass: dict[str, list[Instruction]]) -> N
     assert touching == []
 
 
-def test_ptx_for_newer_gpus_is_in_the_library(build: Path, cuda_home: Path) -> None:
-    command = [cuda_home / "bin" / "cuobjdump", "--list-ptx", build / "libvoltserve_cuda.so"]
-    assert "sm_70.ptx" in subprocess.run(command, check=True, capture_output=True, text=True).stdout
+@pytest.mark.parametrize(
+    ("oldest", "instruction"), [("sm_70", "mma.sync.aligned.m8n8k4"), ("sm_80", "mma.sync.aligned.m16n8k16")]
+)
+def test_ptx_for_newer_gpus_is_in_the_library(build: Path, cuda_home: Path, oldest: str, instruction: str) -> None:
+    command = [cuda_home / "bin" / "cuobjdump", "--dump-ptx", "-arch", oldest, build / "libvoltserve_cuda.so"]
+    assert instruction in subprocess.run(command, check=True, capture_output=True, text=True).stdout

@@ -1,0 +1,77 @@
+"""Public 4-bit products to compare with, on random weights of their own formats: what they compute is not checked.
+
+tinygemm is torch's `_weight_int4pack_mm` (bf16 activations, groups of 32: 5 bits a weight, against NVFP4's 4.5). AWQ is
+vLLM's Triton kernel (fp16 activations, groups of 128), whose file is read from an installed vLLM, or from its Python
+files alone.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+AWQ_FILE = Path("model_executor/layers/quantization/awq_triton.py")
+TINYGEMM_GROUP, TINYGEMM_INNER_TILES = 32, 8
+AWQ_GROUP, AWQ_SPLIT_K = 128, 8  # as vLLM calls it
+Launch = Callable[[], Any]
+
+
+def tinygemm(m: int, n: int, k: int, copies: int) -> list[Launch]:
+    """Calls of torch's int4 product with x [m, k], one for each of `copies` weights [n, k]."""
+    x = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
+    calls = []
+    for _ in range(copies):
+        codes = torch.randint(0, 256, (n, k // 2), device="cuda", dtype=torch.uint8)
+        packed = torch.ops.aten._convert_weight_to_int4pack(codes, TINYGEMM_INNER_TILES)
+        scales = torch.randn(k // TINYGEMM_GROUP, n, 2, device="cuda", dtype=torch.bfloat16)
+        calls.append(
+            lambda packed=packed, scales=scales: torch.ops.aten._weight_int4pack_mm(x, packed, TINYGEMM_GROUP, scales)
+        )
+    return calls
+
+
+def awq(vllm: Path) -> Callable[[int, int, int, int], list[Launch]]:
+    """As tinygemm(), for AWQ. `vllm`: its package folder. Raises FileNotFoundError without the kernel's file in it."""
+    import triton
+    import triton.language
+
+    path = vllm / AWQ_FILE
+    if not path.is_file():
+        raise FileNotFoundError(f"vllm: expected {AWQ_FILE} in {vllm}, found none")
+    stub = types.ModuleType("vllm.triton_utils")
+    vars(stub).update(triton=triton, tl=triton.language)
+    before = {name: sys.modules.get(name) for name in ("vllm", "vllm.triton_utils")}
+    sys.modules.update({"vllm": types.ModuleType("vllm"), "vllm.triton_utils": stub})
+    try:
+        spec = importlib.util.spec_from_file_location("voltserve_awq_peer", path)
+        if spec is None or spec.loader is None:
+            raise ImportError(f"vllm: expected a Python file at {path}")
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del sys.modules[name]
+            else:
+                sys.modules[name] = value
+
+    def calls(m: int, n: int, k: int, copies: int) -> list[Launch]:
+        x = torch.randn(m, k, device="cuda").half()
+        made = []
+        for _ in range(copies):
+            random = torch.randint(-(2**31), 2**31 - 1, (k + k // AWQ_GROUP, n // 8), device="cuda", dtype=torch.int32)
+            scales = torch.randn(k // AWQ_GROUP, n, device="cuda").half()
+            made.append(
+                lambda codes=random[:k], zeros=random[k:], scales=scales: module.awq_gemm_triton(
+                    x, codes, scales, zeros, AWQ_SPLIT_K
+                )
+            )
+        return made
+
+    return calls
