@@ -86,7 +86,7 @@ def _limits(config: Config) -> str:
 def _proxied(route: ProxiedRoute, config: Config) -> dict[str, Any]:
     content = {"application/json": {"schema": _reference(route.response)}}
     if route.streams:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
+        content["text/event-stream"] = {"schema": _reference("Event")}
     operation = {
         **_operation(route.path, route.method, route.about),
         "responses": {"200": {"description": "The engine's answer", "content": content}, **_errors(ERRORS, config)},
