@@ -34,6 +34,9 @@ ALWAYS = {
 }
 FORCE_VOLTA = "VOLTSERVE_FORCE_VOLTA"  # read by engine/gpus.py
 DEFAULTS = {"VLLM_HOST_IP": "127.0.0.1"}
+# In eager mode too, vLLM has torch compile small functions (sampling, log probabilities, masks) when they are first used.
+# That takes seconds of a request's time, and a C++ compiler, without which the engine dies of it.
+EAGER = {"TORCH_COMPILE_DISABLE": "1"}
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,7 @@ def render_launch(
     inherited = {name: value for name, value in environ.items() if is_inherited(name)}
     env = {
         **DEFAULTS,
+        **(EAGER if config.engine.get("enforce-eager") else {}),
         **config.env,
         **inherited,
         **ALWAYS,

@@ -46,6 +46,15 @@ def test_the_engine_neither_fetches_nor_reports() -> None:
     assert (env["HF_HUB_OFFLINE"], env["VLLM_NO_USAGE_STATS"], env["DO_NOT_TRACK"]) == ("1", "1", "1")
 
 
+def test_an_eager_engine_compiles_nothing_unless_the_user_says_so() -> None:
+    eager = load_config(["--model", "m", "--enforce-eager"], {}, lambda: NONE)
+    compiled = load_config(["--model", "m", "--no-enforce-eager"], {}, lambda: NONE)
+    assert render_launch(eager, Path("/run/x"), {}).env["TORCH_COMPILE_DISABLE"] == "1"
+    assert "TORCH_COMPILE_DISABLE" not in render_launch(compiled, Path("/run/x"), {}).env
+    environ = {"TORCH_COMPILE_DISABLE": "0"}
+    assert render_launch(eager, Path("/run/x"), environ).env["TORCH_COMPILE_DISABLE"] == "0"
+
+
 def test_a_variable_of_the_user_s_beats_the_preset_s_and_is_a_decision() -> None:
     config = load_config(["--model", "m", "--preset", "v100x2-16g-pcie"], {}, lambda: NONE)
     environ = {"NCCL_P2P_DISABLE": "0"}
