@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import itertools
 import json
+import os
 import statistics
 import sys
 import time
@@ -160,6 +161,8 @@ async def run(arguments: argparse.Namespace) -> None:
         "shape": arguments.model.name,
         "prompt_tokens": arguments.prompt,
         "tokens": arguments.tokens,
+        "ranks": arguments.ranks,
+        "nccl": {name: value for name, value in os.environ.items() if name.startswith("NCCL_")},
         "rows": [],
     }
 
@@ -172,6 +175,7 @@ async def run(arguments: argparse.Namespace) -> None:
             model=str(arguments.model),
             dtype="float16",
             load_format="voltserve",
+            tensor_parallel_size=arguments.ranks,
             skip_tokenizer_init=True,
             max_model_len=2048,
             max_num_seqs=max(arguments.streams),
@@ -191,7 +195,7 @@ async def run(arguments: argparse.Namespace) -> None:
     result["memory"] = await call("voltserve_memory")
     vocabulary = engine.model_config.get_vocab_size()
     seed = 0
-    ways: list[tuple[str, bool]] = [("kernels", True), ("kernels", False), ("reference", True), ("reference", False)]
+    ways = [(way, graphs) for way in arguments.ways for graphs in (True, False)]
     current = "kernels"
     random = torch.Generator().manual_seed(1)
     texts = torch.randint(3, vocabulary, (4, arguments.prompt), generator=random).tolist()
@@ -257,6 +261,8 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=128)
     parser.add_argument("--memory", type=float, default=0.3)
     parser.add_argument("--library", type=Path)
+    parser.add_argument("--ranks", type=int, default=1, help="tensor-parallel GPUs")
+    parser.add_argument("--ways", nargs="+", choices=("kernels", "reference"), default=["kernels", "reference"])
     asyncio.run(run(parser.parse_args()))
 
 

@@ -2,7 +2,8 @@
 
     python -m tests.engine.greedy JOBS.json     [{"flags": ["--model", DIR, …], "output": FILE}, …]
 
-Each output holds, prompt by prompt, the tokens and the log probability of each; or "error".
+Each output holds, prompt by prompt, the tokens, the log probability of each, and by how much it led the second
+likeliest; or "error". A job may bring "environment", and flags that beat those here: scripts/gpu_tp2.sh uses both.
 """
 
 from __future__ import annotations
@@ -26,17 +27,17 @@ TOKENS = 24
 
 
 def generate(flags: list[str]) -> list[dict[str, Any]]:
+    # Profiling runs a batch of the largest size, for nothing here.
     common = ["--dtype", "float32", "--enforce-eager", "--max-model-len", "128", "--skip-tokenizer-init"]
-    # Profiling runs a batch of this size, for nothing here.
     common += ["--max-num-batched-tokens", "128", "--max-num-seqs", "4"]
-    args = launcher.parse([*flags, *common])
+    args = launcher.parse([*common, *flags])
     config = AsyncEngineArgs.from_cli_args(args).create_engine_config(UsageContext.LLM_CLASS)
     # As the launcher does it: vLLM's CPU platform has just set these.
     os.environ[launcher.START_METHOD] = "fork"
     for name in launcher.CRASHING_BARRIERS:
         os.environ.pop(name, None)
     engine = LLMEngine.from_vllm_config(config)
-    sampling = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True, logprobs=0, detokenize=False)
+    sampling = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True, logprobs=2, detokenize=False)
     for number, prompt in enumerate(PROMPTS):
         engine.add_request(str(number), {"prompt_token_ids": prompt}, sampling)
     finished = {}
@@ -45,16 +46,15 @@ def generate(flags: list[str]) -> list[dict[str, Any]]:
             if output.finished:
                 finished[int(output.request_id)] = output.outputs[0]
     engine.engine_core.shutdown()
-    return [
-        {
-            "tokens": list(finished[number].token_ids),
-            "logprobs": [
-                step[token].logprob
-                for step, token in zip(finished[number].logprobs, finished[number].token_ids, strict=True)
-            ],
-        }
-        for number in range(len(PROMPTS))
-    ]
+    return [describe(finished[number]) for number in range(len(PROMPTS))]
+
+
+def describe(output: Any) -> dict[str, Any]:
+    told: dict[str, Any] = {"tokens": list(output.token_ids), "logprobs": [], "leads": []}
+    for step, token in zip(output.logprobs, output.token_ids, strict=True):
+        told["logprobs"].append(step[token].logprob)
+        told["leads"].append(step[token].logprob - max(one.logprob for other, one in step.items() if other != token))
+    return told
 
 
 def run(job: dict[str, Any]) -> None:
@@ -64,6 +64,7 @@ def run(job: dict[str, Any]) -> None:
         os.waitpid(child, 0)
         return
     try:
+        os.environ.update(job.get("environment", {}))
         result: object = generate(job["flags"])
     except BaseException:
         result = {"error": traceback.format_exc()}

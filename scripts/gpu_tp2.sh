@@ -1,0 +1,71 @@
+#!/usr/bin/env bash
+# Tensor parallelism on a machine with two GPUs, from what scripts/gpu_tp2/prepare.py and scripts/gpu_e2e/pack.py made here
+# (build/gpu_tp2/, build/gpu_e2e/): the doctor's probes, greedy texts of small models in several formats on one and two ranks,
+# all-reduces, and tokens a second of Qwen3-32B's shapes. Each NCCL step runs by peer memory and by shared memory
+# (NCCL_P2P_DISABLE=1). Results go to $OUT/tp2.tar.xz (default: build/gpu_tp2/out/), renewed after each step.
+# Usage: gpu_tp2.sh STEP…     probes | texts | reduce | speed
+set -uo pipefail
+cd "$(dirname "$0")/.."
+ARCHIVE=${OUT:-$PWD/build/gpu_tp2/out}/tp2.tar.xz
+WORK=${WORK:-/tmp/gpu_e2e}
+OUT=$WORK/tp2
+PACK=build/gpu_e2e
+SHM=/dev/shm/gpu_tp2
+mkdir -p "$OUT" "$WORK/site" "$(dirname "$ARCHIVE")"
+
+if [[ ! -f $WORK/unpacked ]]; then
+  tar xJf $PACK/site.tar.xz -C "$WORK/site" && tar xJf $PACK/kernels.tar.xz -C "$WORK/site" && touch "$WORK/unpacked"
+fi
+export PYTHONPATH=$WORK/site:$PWD:$PWD/scripts/gpu_e2e LD_LIBRARY_PATH=$WORK/site:${LD_LIBRARY_PATH:-}
+export VOLTSERVE_FORCE_VOLTA=1 HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 PYTHONUNBUFFERED=1 VLLM_CACHE_ROOT=$WORK/cache
+export VLLM_HOST_IP=127.0.0.1 GLOO_SOCKET_IFNAME=lo NCCL_SOCKET_IFNAME=lo NCCL_NVLS_ENABLE=0
+DEVICE=$(nvidia-smi --query-gpu=name --format=csv,noheader | sort | uniq -c | xargs)
+
+# step SECONDS NAME COMMAND…
+step() {
+  local limit=$1 name=$2 began=$SECONDS; shift 2
+  timeout -k 5 "$limit" "$@" >"$OUT/$name.log" 2>&1
+  local code=$?
+  echo "[$name] exit $code, $((SECONDS - began)) s"
+  [[ $code == 0 ]] || tail -n "${TAIL:-25}" "$OUT/$name.log" | cut -c1-300
+  return $code
+}
+
+# What `voltserve doctor` tries out, for real.
+probes() {
+  step 20 topology nvidia-smi topo -m
+  step 90 p2p python3 -m engine.probes.p2p && tail -n 1 "$OUT/p2p.log"
+  step 90 all-reduce python3 -m engine.probes.all_reduce && tail -n 1 "$OUT/all-reduce.log"
+  NCCL_P2P_DISABLE=1 step 90 all-reduce-shared python3 -m engine.probes.all_reduce && tail -n 1 "$OUT/all-reduce-shared.log"
+}
+
+# The jobs write beside the CPU's answers, wherever this folder is here.
+texts() {
+  mkdir -p "$OUT/answers" && cp build/gpu_tp2/*.cpu.json "$OUT/answers/" || return 1
+  python3 -c 'import json, sys
+jobs = json.load(open("build/gpu_tp2/gpus.json"))
+json.dump([job | {"output": sys.argv[1] + "/" + job["output"]} for job in jobs], open(sys.argv[1] + "/jobs.json", "w"))' "$OUT/answers"
+  VLLM_ENABLE_V1_MULTIPROCESSING=0 step 300 texts python3 -m tests.engine.greedy "$OUT/answers/jobs.json"
+  python3 scripts/gpu_tp2/judge.py "$OUT/answers" "$OUT/texts.json" --device "$DEVICE"
+}
+
+reduce() {
+  step 100 reduce-peer python3 scripts/gpu_tp2/reduce.py "$OUT/reduce-peer.json" && tail -n 1 "$OUT/reduce-peer.log"
+  NCCL_P2P_DISABLE=1 step 100 reduce-shared python3 scripts/gpu_tp2/reduce.py "$OUT/reduce-shared.json" && tail -n 1 "$OUT/reduce-shared.log"
+}
+
+# mma.m8n8k4, with which a V100 multiplies 2 to 1024 tokens, is emulated after Volta: rates above one stream are no V100's.
+speed() {
+  [[ -d $SHM/qwen3-32b ]] || step 120 big python3 scripts/gpu_e2e/synthetic.py qwen3-32b "$SHM/qwen3-32b" --device cuda || return 1
+  local ways=(--ranks 2 --ways kernels --streams 1 8 16 32)
+  step "${SPEED_LIMIT:-240}" speed-peer python3 scripts/gpu_e2e/measure.py "$SHM/qwen3-32b" "$OUT/speed-peer.json" "${ways[@]}"
+  grep "'way'" "$OUT/speed-peer.log"
+  NCCL_P2P_DISABLE=1 step "${SPEED_LIMIT:-240}" speed-shared python3 scripts/gpu_e2e/measure.py "$SHM/qwen3-32b" "$OUT/speed-shared.json" "${ways[@]}"
+  grep "'way'" "$OUT/speed-shared.log"
+  rm -rf "$SHM"
+}
+
+for name in "$@"; do
+  "$name"
+  tar cJf "$ARCHIVE" -C "$OUT" .
+done
