@@ -70,8 +70,8 @@ moe() {
 
 # Qwen3-32B's shapes: tokens a second, against dequantizing on every call and against reading the weights.
 speed() {
-  step 120 big python3 scripts/gpu_e2e/synthetic.py qwen3-32b "$SHM/qwen3-32b" --device cuda || return 1
-  step "${SPEED_LIMIT:-280}" big-speed python3 scripts/gpu_e2e/measure.py "$SHM/qwen3-32b" "$OUT/big.json" --library "$WORK/site/libvoltserve_cuda.so"
+  mkdir -p "$SHM/qwen3-32b" && step "${SPEED_LIMIT:-280}" big-speed python3 scripts/gpu_e2e/measure.py "$SHM/qwen3-32b" "$OUT/big.json" \
+    --make qwen3-32b --tokens 32 --library "$WORK/site/libvoltserve_cuda.so"
   grep "'way'" "$OUT/big-speed.log"
   rm -rf "$SHM"
 }

@@ -1,6 +1,9 @@
 """Measures decoding of a large model in one engine: eager and CUDA graphs, our products and the reference way.
 
-    measure.py MODEL OUTPUT [--streams 1 8 16 32] [--tokens 64] [--prompt 128] [--library libvoltserve_cuda.so]
+    measure.py MODEL OUTPUT [--make SHAPE] [--streams 1 8 16 32] [--tokens 64] [--prompt 128] [--library FILE.so]
+
+--make writes MODEL first, of a shape of synthetic.py, while vLLM is imported. --library: libvoltserve_cuda.so, whose
+kernel that only reads is the yardstick.
 
 The reference way dequantizes each weight to float16 and calls cuBLAS, on every call. Only the two ways to multiply
 change between runs: model, cache, attention, sampling and engine are the same, in one process. Prompts are random.
@@ -12,6 +15,7 @@ import itertools
 import json
 import os
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -19,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from synthetic import SHAPES
 from torch.nn import functional
 
 from engine.graph_check import GraphSwitch
@@ -147,11 +152,14 @@ async def prompt_logprobs(engine: Any, prompts: list[list[int]], name: str) -> t
 
 async def run(arguments: argparse.Namespace) -> None:
     """All measurements, written after each, so that a time limit leaves what was measured."""
+    maker = make(arguments.make, arguments.model) if arguments.make else None
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.plugins import load_general_plugins
     from vllm.v1.engine.async_llm import AsyncLLM
 
     load_general_plugins()
+    if maker is not None and maker.wait() != 0:
+        raise SystemExit(f"synthetic.py exited with {maker.returncode}")
     result: dict[str, Any] = {
         "what": "decoding on the GPU named, through vLLM and the overlay",
         "provenance": "measured",
@@ -211,7 +219,8 @@ async def run(arguments: argparse.Namespace) -> None:
                 print(result["agreement"], flush=True)
         await call("voltserve_use_graphs", graphs)
         await measure(engine, 2, arguments.prompt, 4, vocabulary, seed := seed + 1)  # compiles what is compiled late
-        for streams in arguments.streams:
+        # Eager steps of the reference way wait for the host as ours do: one row shows it.
+        for streams in arguments.streams if graphs or way == "kernels" else arguments.streams[:1]:
             row = await measure(engine, streams, arguments.prompt, arguments.tokens, vocabulary, seed := seed + 1)
             result["rows"].append({"way": way, "graphs": graphs} | row)
             print(result["rows"][-1], flush=True)
@@ -242,6 +251,12 @@ def agreement(ours: torch.Tensor, reference: torch.Tensor) -> dict[str, float]:
     }
 
 
+def make(shape: str, model: Path) -> "subprocess.Popen[bytes]":
+    """Starts writing the checkpoint, on the GPU."""
+    program = Path(__file__).with_name("synthetic.py")
+    return subprocess.Popen([sys.executable, str(program), shape, str(model), "--device", "cuda"])
+
+
 def read_ceiling(library: Path) -> float:
     """Bytes a second that a kernel reads which does nothing else."""
     from kernels.tools.native import Library
@@ -256,6 +271,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
     parser.add_argument("output", type=Path)
+    parser.add_argument("--make", choices=SHAPES)
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 16, 32])
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--prompt", type=int, default=128)
