@@ -111,10 +111,14 @@ class Stream:
 
 
 async def stream(connect: Connect, body: dict[str, Any]) -> Stream:
-    """Asks for one stream and reads it to its end."""
-    payload = json.dumps({**body, "stream": True}).encode()
+    """Asks for one stream on a connection of its own, which is part of its time, and reads it to its end."""
     began = time.perf_counter()
-    reader, writer = await connect()
+    return await ask(*await connect(), body, began)
+
+
+async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, body: dict[str, Any], began: float) -> Stream:
+    """Asks for one stream on this connection, and closes it at the end; times are counted from `began`."""
+    payload = json.dumps({**body, "stream": True}).encode()
     writer.write(
         b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\nconnection: close\r\n"
         b"content-length: %d\r\n\r\n%b" % (len(payload), payload)
@@ -129,6 +133,30 @@ async def stream(connect: Connect, body: dict[str, Any]) -> Stream:
     if b"data: [DONE]" not in received:
         raise RuntimeError(f"a stream ended early: {received[-300:]!r}")
     return Stream(first, time.perf_counter() - began, received.count(b"data: {"))
+
+
+async def open_already(
+    direct: Connect, through: Connect, body: dict[str, Any], count: int, rounds: int
+) -> dict[str, float]:
+    """Time to first token of `count` requests in the same instant on connections that are open, as clients keep them;
+    both ways in turn.
+    """
+    firsts: dict[str, list[float]] = {"direct": [], "gateway": []}
+    asked = {**body, "max_tokens": 16, "streams": count}
+    for index in range(2 * rounds):
+        way, connect = (("direct", direct), ("gateway", through))[index % 2]
+        connections = [await connect() for _ in range(count)]
+        await asyncio.sleep(0.05)  # they are accepted
+        began = time.perf_counter()
+        done = await asyncio.gather(*(ask(*connection, asked, began) for connection in connections))
+        firsts[way] += [1000 * one.first for one in done]
+    return _both({way: statistics.median(values) for way, values in firsts.items()})
+
+
+def _both(median: dict[str, float]) -> dict[str, float]:
+    """Milliseconds either way, and what the gateway adds."""
+    rounded = {way: round(value, 3) for way, value in median.items()}
+    return {**rounded, "added": round(median["gateway"] - median["direct"], 3)}
 
 
 async def measure(
@@ -148,15 +176,14 @@ async def measure(
             speeds[way].append(sum(one.tokens for one in done) / (time.perf_counter() - began))
             firsts[way] += [one.first for one in done]
         speed = {way: statistics.median(values) for way, values in speeds.items()}
-        first = {way: 1000 * statistics.median(values) for way, values in firsts.items()}
         rows.append(
             {
                 "streams": count,
                 "tokens_each": each,
                 "tokens_per_second": {way: round(value, 1) for way, value in speed.items()},
                 "tokens_per_second_lost_percent": round(100 * (1 - speed["gateway"] / speed["direct"]), 2),
-                "ttft_p50_ms": {way: round(value, 3) for way, value in first.items()},
-                "ttft_p50_added_ms": round(first["gateway"] - first["direct"], 3),
+                "ttft_p50_ms": _both({way: 1000 * statistics.median(values) for way, values in firsts.items()}),
+                "ttft_p50_ms_open_connections": await open_already(direct, through, body, count, 4 * rounds),
             }
         )
         print(json.dumps(rows[-1]), flush=True)
@@ -169,11 +196,7 @@ async def sequential(direct: Connect, through: Connect, body: dict[str, Any], co
     for index in range(2 * count):
         way, connect = (("direct", direct), ("gateway", through))[index % 2]
         firsts[way].append(1000 * (await stream(connect, {**body, "max_tokens": 1})).first)
-    median = {way: statistics.median(values) for way, values in firsts.items()}
-    return {
-        **{way: round(value, 3) for way, value in median.items()},
-        "added": round(median["gateway"] - median["direct"], 3),
-    }
+    return _both({way: statistics.median(values) for way, values in firsts.items()})
 
 
 async def cost(pid: int, through: Connect, body: dict[str, Any], requests: int) -> list[dict[str, Any]]:

@@ -112,8 +112,13 @@ async def prove(client: httpx.AsyncClient, model: str) -> Proof:
             continue
         if not response.is_success:
             raise EngineNotWorkingError(f"{route} answered {response.status_code}: {response.text[:300]}")
-        found = oddities(response.json()["choices"][0].get("logprobs") or {}) if body is _TOLD else []
-        return Proof(route, (refusal,) if refusal else tuple(found))
+        if body is not _TOLD:
+            return Proof(route, (refusal,) if refusal else ())
+        try:
+            logprobs = response.json()["choices"][0].get("logprobs") or {}
+        except (ValueError, LookupError, TypeError) as error:
+            raise EngineNotWorkingError(f"{route} answered with no completion: {response.text[:300]}") from error
+        return Proof(route, tuple(oddities(logprobs)))
     raise EngineNotWorkingError(f"it serves none of {', '.join(dict.fromkeys(route for route, _ in PROOFS))}")
 
 

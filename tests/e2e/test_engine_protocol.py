@@ -7,6 +7,7 @@ import json
 from typing import Any, NoReturn
 
 import httpx
+import jsonschema
 import pytest
 
 from .conftest import MODEL, Service, wait_until
@@ -167,3 +168,29 @@ def test_a_busy_engine_stays_healthy(service: Service) -> None:
             concurrent.futures.wait(jobs, timeout=0.2)
     assert seen == {200}
     assert {job.result().status_code for job in jobs} == {200}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        (COMPLETIONS, {**STORY, "logprobs": 1}, 200),
+        (CHAT, {"messages": HELLO, "max_tokens": 4, "logprobs": True, "top_logprobs": 1}, 200),
+        ("/v1/responses", {"input": "Hi", "max_output_tokens": 4}, 200),
+        (COMPLETIONS, {"prompt": 5}, 400),
+        (CHAT, {"messages": "Hi"}, 400),
+        ("/v1/responses", {"input": "Hi", "previous_response_id": "resp_none"}, 404),
+        ("/v1/embeddings", {"input": "Hi"}, 404),
+    ],
+)
+def test_answers_are_those_of_the_openapi_document(
+    service: Service, path: str, body: dict[str, Any], status: int
+) -> None:
+    document = httpx.get(f"{service.url}/openapi.json").json()
+    reply = httpx.post(f"{service.url}{path}", json={"model": MODEL, **body}, timeout=120)
+    assert reply.status_code == status, reply.text
+    answer = document["paths"][path]["post"]["responses"][str(status)]
+    if "$ref" in answer:
+        answer = document["components"]["responses"][answer["$ref"].rsplit("/", 1)[1]]
+    schema = answer["content"]["application/json"]["schema"]
+    validator = jsonschema.Draft202012Validator({**schema, "components": document["components"]})
+    validator.validate(strict(reply.text))

@@ -37,6 +37,12 @@ def test_health_told_the_load_progress_before_it_said_ready(service: Service) ->
     print(f"cold start to ready: {service.cold_start_s:.1f} s")
 
 
+def test_the_first_completion_of_a_sound_model_leaves_no_warning(service: Service) -> None:
+    health = service.health()
+    assert health is not None
+    assert health[1]["warnings"] == []
+
+
 def test_the_memory_plan_is_within_5_percent_of_what_the_engine_reports(service: Service) -> None:
     command = [str(Path(sys.executable).with_name("voltserve")), "plan", MODEL, "--against", str(service.log), "--json"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, check=False)
