@@ -80,9 +80,11 @@ def unpack(packed: torch.Tensor) -> torch.Tensor:
 
 def pack(values: torch.Tensor, dim: int) -> torch.Tensor:
     """Values 0 … 15, int32 [R, C], eight to an int32 along `dim`, the first in the lowest bits."""
-    out = torch.zeros_like(values.unflatten(dim, (-1, PACKED)).select(dim + 1, 0))
-    for place in range(PACKED):
-        out |= values.unflatten(dim, (-1, PACKED)).select(dim + 1, place) << BITS * place
+    rows, columns = values.shape
+    eight = values.reshape(-1, PACKED, columns).unbind(1) if dim == 0 else values.reshape(rows, -1, PACKED).unbind(2)
+    out = torch.zeros_like(eight[0])
+    for place, part in enumerate(eight):
+        out |= part << BITS * place
     return out
 
 

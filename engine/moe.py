@@ -118,8 +118,9 @@ class QuasarNvfp4MoEMethod(FusedMoEMethodBase):  # type: ignore[misc]  # vLLM's 
             )
             if self._dense is not None:
                 weight = codes.new_empty((*codes.shape[:2], 2 * codes.shape[2]), dtype=self._dtype)
-                for out, *expert in zip(weight, codes, scales, factors, strict=True):
-                    out.copy_(NVFP4Tensor(*expert, self.group_size).dequantize(self._dtype))
+                for out, *parts in zip(weight, codes, scales, factors, strict=True):
+                    expert = NVFP4Tensor(parts[0], parts[1], parts[2], self.group_size)
+                    out.copy_(expert.dequantize(self._dtype))
                 layer.register_parameter(f"{name}_weight", Parameter(weight, requires_grad=False))
             else:
                 packed, packed_scales = pack_experts(codes, scales, self.group_size)
