@@ -2,9 +2,9 @@
 //
 // Everything is computed in fp32 on CUDA cores; no half products, no tensor cores. Per token and head the rule costs 4 D² fused
 // multiply-adds (D = 128: 65,536), whatever order they are done in. The chunked form (WY representation, arXiv 2406.06484) turns
-// most of them into matrix products for mma.m8n8k4, but needs half operands: the state, rounded to fp16 once a chunk. At TP=2 of the
-// 27B a token's 24 heads x 48 layers take some 12 us here beside 290 us of linear layers (docs/results/gdn-v100-*.json), so that its
-// exactness is worth more than the 3 % it could save.
+// most of them into matrix products for mma.m8n8k4, but needs half operands: the state, rounded to fp16 once a chunk. For a prompt of
+// 2048 tokens the scans of the 27B at TP=2 take 8 % of what its linear layers take (computed for a V100,
+// docs/results/v100-27b-computed-2026-11-30.json), so that exactness is worth more than a part of that.
 //
 //   delta_decode   a warp holds 8 rows of S (D columns over D / 4 lanes, 16 bytes each) in registers: S is read and written once,
 //                  which is all that bounds it: 8 D² bytes a head and request.
