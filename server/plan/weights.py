@@ -16,6 +16,9 @@ from server.plan.model import Model, Plain, layer_of
 WeightForm = Literal["packed", "dense"]
 
 VOCABULARY_PADDING = 64  # rows; vLLM's DEFAULT_VOCAB_PADDING_SIZE
+# A linear's tensors in other formats than NVFP4's (GPTQ, AWQ, integer compressed-tensors).
+PACKED_PARTS = ("qweight", "qzeros", "scales", "weight_packed", "weight_scale")
+_WHOLE = 840  # divisible by every size up to 8
 _EMBEDDING = "embed_tokens.weight"
 _HEAD = "lm_head.weight"
 
@@ -123,6 +126,11 @@ def _plain_of(model: Model, split: Split, stage: int, layers: range) -> Iterator
 
 
 def _plain_bytes(tensor: Plain, model: Model, split: Split, dtype_bytes: int, embedding_bytes: int) -> int:
+    module, _, part = tensor.name.rpartition(".")
+    if part in PACKED_PARTS:
+        # Whichever way a part lies, its bytes are shared out as the rows or columns of its linear are.
+        rows, columns = sharded(module, _WHOLE, _WHOLE, model, split.tensor)
+        return -(-tensor.nbytes * rows * columns // _WHOLE**2)
     if not tensor.floating:
         return tensor.nbytes
     shape = tensor.shape

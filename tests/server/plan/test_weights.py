@@ -2,9 +2,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from server.plan.model import describe
 from server.plan.weights import Split, packed_bytes, sharded, stage_layers, weights_per_gpu
 
-from .models import model
+from .models import dense, model
 
 
 def test_a_linear_s_bytes_are_codes_scales_and_row_factors() -> None:
@@ -68,3 +69,23 @@ def test_embedding_and_head_may_have_a_dtype_of_their_own() -> None:
     qwen = model("8B")
     wide, narrow = (weights_per_gpu(qwen, Split(1), "packed", 4, size).plain for size in (4, 2))
     assert wide - narrow == 2 * 2 * 151936 * 4096
+
+
+def test_other_formats_parts_are_shared_out_as_their_linears_are() -> None:
+    config, entries = dense("8B")
+    shapes = {"q_proj": 4096, "k_proj": 1024, "o_proj": 4096}
+    for name, rows in shapes.items():
+        prefix = f"model.layers.0.self_attn.{name}"
+        for suffix in ("weight_packed", "weight_scale", "weight_global_scale", "input_global_scale"):
+            del entries[f"{prefix}.{suffix}"]
+        entries.plain(f"{prefix}.qweight", 4096 // 8, rows, dtype="I32", size=4)
+        entries.plain(f"{prefix}.scales", 4096 // 128, rows, dtype="F16")
+        entries.plain(f"{prefix}.g_idx", 4096, dtype="I32", size=4)
+    found = describe(config, entries, "config.json")
+    whole, half, many = (weights_per_gpu(found, Split(ranks), "packed", 2, 2).plain for ranks in (1, 2, 16))
+    parts = {name: rows * 4096 // 2 + 2 * rows * 32 for name, rows in shapes.items()}
+    rest = 2 * 2 * 151936 * 4096  # embedding and head
+    assert whole - half == pytest.approx(sum(parts.values()) / 2 + rest / 2, abs=100)
+    # Eight key heads are copied to sixteen ranks.
+    left = parts["q_proj"] / 16 + parts["k_proj"] / 8 + parts["o_proj"] / 16 + rest / 16
+    assert whole - many == pytest.approx(sum(parts.values()) + rest - left, rel=1e-3)
