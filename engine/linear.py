@@ -167,7 +167,7 @@ class QuasarNvfp4LinearMethod(LinearMethodBase):  # type: ignore[misc]  # vLLM's
             self._operands = (packed, scales, tensor.row_factor, self.group_size)
             self._product = torch.ops.voltserve.nvfp4_linear.default
 
-    def apply(self, layer: Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    def apply(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """x [..., K] to [..., N] in x's dtype."""
         if self._pre_quant_members:
             x = x * layer.pre_quant_scale
