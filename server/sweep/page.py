@@ -12,7 +12,8 @@ from server.sweep.store import Record
 
 def as_html(about: Mapping[str, Any], records: Sequence[Record], best: Candidate | None) -> str:
     """The page; `about` has the conditions, machine, date, command and note."""
-    found = candidates(records)
+    measured = _by_speed(records)
+    found = candidates(measured)
     machine = about["machine"]
     parts = [
         paragraph(f"Measured on {about['date']} on {machine['cpu']}, {machine['cores']} cores.", "note"),
@@ -20,16 +21,25 @@ def as_html(about: Mapping[str, Any], records: Sequence[Record], best: Candidate
         *([paragraph(about["note"], "warning")] if about["note"] else []),
         paragraph(f"Best: {best}" if best else "No point was measured that is fast enough.", "ok" if best else "error"),
         heading("Total and each user's tokens a second"),
-        paragraph("Up and to the right is better; the line joins what no other point beats in both.", "note"),
-        _pareto_plot(found, best) if found else paragraph("No point was measured.", "note"),
+        paragraph(
+            "Up and to the right is better; the line joins what no other point beats in both. Numbers are the table's.",
+            "note",
+        ),
+        _pareto_plot(found, measured, best) if found else paragraph("No point was measured.", "note"),
         heading("Points measured"),
-        _measured(records, best),
+        _measured(measured, best) if measured else "",
         _others(records),
     ]
     return document(f"Sweep of {about['model']}", [part for part in parts if part])
 
 
-def _pareto_plot(found: Sequence[Candidate], best: Candidate | None) -> str:
+def _by_speed(records: Sequence[Record]) -> list[Record]:
+    """Those measured, the one with the largest total at any level of load first."""
+    measured = [record for record in records if record.status == "measured"]
+    return sorted(measured, key=lambda one: -max(level["tokens_per_s"] for level in one.levels))
+
+
+def _pareto_plot(found: Sequence[Candidate], measured: Sequence[Record], best: Candidate | None) -> str:
     front = pareto(found)
     with figure(height=4.4) as (drawing, [[axes]]):
         axes.plot([one.user for one in front], [one.total for one in front], "--", color=FAINT, linewidth=1.2, zorder=1)
@@ -44,6 +54,9 @@ def _pareto_plot(found: Sequence[Candidate], best: Candidate | None) -> str:
                 color=colour,
                 label=level,
             )
+        for one in front:
+            place = {"xytext": (10, 4), "textcoords": "offset points"}
+            axes.annotate(str(measured.index(one.record) + 1), (one.user, one.total), **place)
         if best is not None:
             axes.plot([best.user], [best.total], marker="o", linestyle="", markersize=15, markerfacecolor="none",
                       markeredgecolor=INK, label="best")  # fmt: skip
@@ -54,20 +67,18 @@ def _pareto_plot(found: Sequence[Candidate], best: Candidate | None) -> str:
         return as_svg(drawing, "Total tokens a second over one user's, a mark a point of the sweep and level of load")
 
 
-def _measured(records: Sequence[Record], best: Candidate | None) -> str:
-    found = [record for record in records if record.status == "measured"]
-    if not found:
-        return ""
+def _measured(found: Sequence[Record], best: Candidate | None) -> str:
     names = list(dict.fromkeys(name for record in found for name in record.point))
     levels = list(dict.fromkeys(level["level"] for record in found for level in record.levels))
-    columns = [f"{level} {what}" for level in levels for what in ("tok/s", "a user", "TTFT ms p50")]
+    columns = [f"{level} {what}" for level in levels for what in ("tok/s", "a user", "TTFT ms")]
     rows = []
-    for record in sorted(found, key=lambda one: -max((level["tokens_per_s"] for level in one.levels), default=0)):
+    for number, record in enumerate(found, 1):
         by_level = {level["level"]: level for level in record.levels}
         cells = [_cell(record.point.get(name)) for name in names]
         cells += [text for level in levels for text in _figures(by_level.get(level))]
-        rows.append(["best" if best and record is best.record else "", *cells, _cell(record.ready_s)])
-    return table(["", *names, *columns, "start s"], rows)
+        mark = f"{number}, best" if best and record is best.record else str(number)
+        rows.append([mark, *cells, _cell(record.ready_s)])
+    return table(["point", *names, *columns, "start s"], rows)
 
 
 def _figures(level: Mapping[str, Any] | None) -> tuple[str, str, str]:
