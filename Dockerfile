@@ -13,8 +13,9 @@ SHELL ["/bin/bash", "-euo", "pipefail", "-c"]
 ARG DEBIAN_MIRROR
 ARG PYPI_INDEX
 ARG TORCH_CPU_INDEX
-RUN if [[ -n ${DEBIAN_MIRROR:-} ]]; then \
-      find /etc/apt -name '*.sources' -o -name sources.list | xargs sed -i -E "s#https?://[^/ ]+/debian#$DEBIAN_MIRROR/debian#"; \
+RUN if [ -n "${DEBIAN_MIRROR:-}" ]; then \
+      find /etc/apt '(' -name '*.sources' -o -name sources.list ')' \
+        -exec sed -i -E "s#https?://[^/ ]+/debian#$DEBIAN_MIRROR/debian#" {} +; \
     fi; \
     apt-get update && apt-get install -y --no-install-recommends tini && rm -rf /var/lib/apt/lists/* /var/cache/apt/*
 # The only writable places: /tmp (sockets), the cache (kernels that Triton compiles), and /keys for `voltserve keys`.
@@ -61,7 +62,7 @@ FROM environment AS gpu-environment
 # Triton compiles a small C launcher for each kernel at run time, and vLLM needs Triton: hence gcc and Python's headers.
 RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev && \
     headers="$(python3 -c 'import sysconfig; print(sysconfig.get_path("include", "posix_prefix"))')" && \
-    { [[ -f $headers/Python.h ]] || apt-get install -y --no-install-recommends libpython3-dev; } && \
+    { [ -f "$headers/Python.h" ] || apt-get install -y --no-install-recommends libpython3-dev; } && \
     rm -rf /var/lib/apt/lists/* /var/cache/apt/*
 RUN --mount=type=bind,from=tools,source=/opt/tools,target=/opt/tools --mount=type=cache,target=/cache/uv \
     --mount=type=bind,source=requirements,target=/src/requirements \
@@ -85,7 +86,7 @@ RUN python -m pip wheel --no-deps --no-build-isolation --wheel-dir /wheels .
 FROM cpu-environment AS cpu
 RUN --mount=type=bind,from=cpu-build,source=/wheels,target=/wheels \
     python -m pip install --no-deps --no-index --no-cache-dir --compile /wheels/*.whl
-USER voltserve
+USER 10001
 ARG VERSION
 ARG REVISION
 LABEL org.opencontainers.image.title="voltserve" \
@@ -100,7 +101,7 @@ RUN --mount=type=bind,from=gpu-build,source=/wheels,target=/wheels \
     python -m pip install --no-deps --no-index --no-cache-dir --compile /wheels/*.whl
 # What the NVIDIA Container Toolkit gives to this container.
 ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
-USER voltserve
+USER 10001
 ARG VERSION
 ARG REVISION
 LABEL org.opencontainers.image.title="voltserve" \
