@@ -175,7 +175,7 @@ class FakeEngine:
             tokens = ["字"] * 12 if self.start.odd else text.split()
             choice["logprobs"] = {"tokens": tokens, "token_logprobs": [-0.01] * len(tokens)}
         if body.get("echo"):
-            choice["logprobs"] = {"token_logprobs": [None, *[answer.score] * len(body["prompt"].split())]}
+            choice["logprobs"] = {"token_logprobs": [None, *[answer.score] * len(str(body["prompt"]).split())]}
         if body.get("return_token_ids"):
             choice["prompt_token_ids"] = [sum(word.encode()) for word in body["prompt"].split()]
         return JSONResponse(
@@ -205,7 +205,7 @@ class FakeEngine:
                 if answer.half_event and index + 1 == answer.kill_after:
                     event = event[: len(event) // 2]
                 yield event
-            if body.get("stream_options", {}).get("include_usage"):
+            if (body.get("stream_options") or {}).get("include_usage"):
                 yield _event({**head, "choices": [], "usage": _usage(body, answer.tokens)})
             yield b"data: [DONE]\n\n"
             ended = True

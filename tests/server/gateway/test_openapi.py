@@ -1,6 +1,5 @@
 """The OpenAPI document tells what the gateway does: its routes, its limits, its answers."""
 
-import asyncio
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -27,10 +26,10 @@ def valid(value: Any, schema: str) -> None:
     jsonschema.Draft202012Validator(whole).validate(value)
 
 
-def test_the_document_is_served_to_everybody(tmp_path: Path) -> None:
+async def test_the_document_is_served_to_everybody(tmp_path: Path) -> None:
     add_key(tmp_path / "keys", "ann")
     here = InProcess("--keys-file", str(tmp_path / "keys"), "--max-body-bytes", "777")
-    served = asyncio.run(here.client.get("/openapi.json")).json()
+    served = (await here.client.get("/openapi.json")).json()
     assert "777 bytes" in served["info"]["description"]
     assert served["paths"]["/v1/completions"]["post"]["security"] == [{"key": []}]
     assert "security" not in served["paths"]["/health"]["get"]
