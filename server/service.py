@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import httpx
 
@@ -19,6 +19,7 @@ from server.errors import UserError
 
 POLL = 0.2  # seconds between two looks
 STOP_LIMIT = 60.0  # seconds after SIGTERM; serve's own drain and stop timeouts end well before
+EXIT_BY_SIGNAL = 128  # plus the signal's number, as shells have it
 LAST_LINES = 20  # of the log, in the error of a service that ended by itself
 
 
@@ -87,7 +88,7 @@ class Service:
 def running(
     flags: Sequence[str], log: Path, environ: Mapping[str, str] | None = None, module: str = "server"
 ) -> Iterator[Service]:
-    """Starts `serve` with these flags on a free loopback port; stops it at the end.
+    """Starts `serve` with these flags on a free loopback port; stops it at the end, which SIGTERM to us is as well.
 
     Args:
         flags: as for `voltserve serve`, without --port.
@@ -98,6 +99,11 @@ def running(
     Raises:
         ServiceFailedError: it ended before it listened, as it does for flags and models it refuses.
     """
+    with _ended_by_sigterm():
+        yield from _running(flags, log, environ or {}, module)
+
+
+def _running(flags: Sequence[str], log: Path, environ: Mapping[str, str], module: str) -> Iterator[Service]:
     command = [sys.executable, "-m", module, *flags, "--host", "127.0.0.1", "--port", "0", "--log-format", "json"]
     with log.open("wb") as out:
         process = subprocess.Popen(
@@ -105,7 +111,7 @@ def running(
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=out,
-            env={**os.environ, **(environ or {})},
+            env={**os.environ, **environ},
             start_new_session=True,  # Ctrl-C is for us, who then stop it in order
         )
     service = None
@@ -117,6 +123,20 @@ def running(
         yield service
     finally:
         (service or Service(process, "", log)).stop()
+
+
+@contextlib.contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """Makes SIGTERM an exception, as SIGINT is, so that what was started is stopped before this process ends."""
+
+    def end(number: int, _: object) -> NoReturn:
+        sys.exit(EXIT_BY_SIGNAL + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _check_alive(process: "subprocess.Popen[bytes]", log: Path) -> None:
