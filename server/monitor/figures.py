@@ -34,6 +34,7 @@ class Figures:
     model: str
     preset: str
     progress: Mapping[str, Any] | None
+    warnings: tuple[str, ...]
     generated: float | None
     prompt: float | None
     first_token: float | None
@@ -65,6 +66,7 @@ def figures(before: Reading | None, now: Reading) -> Figures:
         model=str(health.get("model", "")),
         preset=str(health.get("preset", "")),
         progress=health.get("progress"),
+        warnings=tuple(health.get("warnings", ())),
         generated=_rate(before, now, GENERATED),
         prompt=_rate(before, now, PROMPT),
         first_token=_mean(before, now, TTFT),

@@ -39,6 +39,8 @@ def _service(figures: Figures, url: str) -> Text:
         done, total = figures.progress.get("done"), figures.progress.get("total")
         share = f" {done / total:.0%}" if done is not None and total else ""
         text.append(f"\n{figures.progress.get('phase')}{share}, {figures.progress.get('elapsed')} s", "cyan")
+    for warning in figures.warnings:
+        text.append(f"\n{warning}", "yellow")
     if figures.problem:
         text.append(f"\n{figures.problem}", "red")
     elif figures.state != "ready" and figures.reason:

@@ -55,10 +55,12 @@ class Smoke:
         try:
             with running(arguments, log, module=self.module) as service:
                 seconds = service.wait_until_ready("start", self.on_progress)
-                summary = f"ready in {time.monotonic() - began:.1f} s; preset {service.health()['preset']}"
+                health = service.health()
+                summary = f"ready in {time.monotonic() - began:.1f} s; preset {health['preset']}"
+                odd = tuple(health["warnings"])
                 conversation = checks.Conversation(service, load_config(arguments).served_model_name[0])
                 before = scrape(service.url)
-                self._keep(Step("start", name, seconds, Result("ok", summary)))
+                self._keep(Step("start", name, seconds, Result("warning" if odd else "ok", summary, odd)))
                 self._use(conversation, before, name)
         except UserError as error:
             self._keep(Step("start", name, time.monotonic() - began, Result("error", str(error))))

@@ -53,6 +53,10 @@ def test_loading_shows_how_far_it_is() -> None:
     assert "weights 75%, 12.5 s" in shown(replace(READY, state="loading", progress=progress))
 
 
+def test_what_readiness_warned_of_is_shown() -> None:
+    assert "it repeats '!' 12 times" in shown(replace(READY, warnings=("it repeats '!' 12 times",)))
+
+
 def test_a_narrow_terminal_breaks_nothing() -> None:
     assert all(len(line) < 400 for line in shown(replace(READY, gpus=(GPU,)), width=40).splitlines())
 
