@@ -55,8 +55,8 @@ def _pareto_plot(found: Sequence[Candidate], measured: Sequence[Record], best: C
                 label=level,
             )
         for one in front:
-            number = str(measured.index(one.record) + 1)
-            axes.annotate(number, (one.user, one.total), xytext=(10, 4), textcoords="offset points")
+            named = str(measured.index(one.record) + 1)
+            axes.annotate(named, (one.user, one.total), xytext=(10, 4), textcoords="offset points")
         if best is not None:
             axes.plot([best.user], [best.total], marker="o", linestyle="", markersize=15, markerfacecolor="none",
                       markeredgecolor=INK, label="best")  # fmt: skip
