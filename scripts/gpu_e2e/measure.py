@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from served import listen_for_decisions
 from synthetic import SHAPES
 from torch.nn import functional
 
@@ -150,10 +151,30 @@ async def prompt_logprobs(engine: Any, prompts: list[list[int]], name: str) -> t
     return torch.tensor([await one(index, prompt) for index, prompt in enumerate(prompts)], dtype=torch.float64)
 
 
+def engine_arguments(arguments: argparse.Namespace) -> Any:
+    """The engine's, as `serve` on a V100 would have them, without a tokenizer."""
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+    return AsyncEngineArgs(
+        model=str(arguments.model),
+        dtype="float16",
+        load_format="voltserve",
+        tensor_parallel_size=arguments.ranks,
+        skip_tokenizer_init=True,
+        max_model_len=2048,
+        max_num_seqs=max(arguments.streams),
+        gpu_memory_utilization=arguments.memory,
+        enable_prefix_caching=False,
+        language_model_only=True,
+        worker_extension_cls="measure.Bench",
+        compilation_config={"cudagraph_capture_sizes": sorted({1, 2, 4, 8, 16, max(arguments.streams)})},
+        disable_log_stats=True,
+    )
+
+
 async def run(arguments: argparse.Namespace) -> None:
     """All measurements, written after each, so that a time limit leaves what was measured."""
     maker = make(arguments.make, arguments.model) if arguments.make else None
-    from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.plugins import load_general_plugins
     from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -177,28 +198,14 @@ async def run(arguments: argparse.Namespace) -> None:
     def save() -> None:
         arguments.output.write_text(json.dumps(result, indent=1) + "\n")
 
+    listener = listen_for_decisions()
     began = time.perf_counter()
-    engine = AsyncLLM.from_engine_args(
-        AsyncEngineArgs(
-            model=str(arguments.model),
-            dtype="float16",
-            load_format="voltserve",
-            tensor_parallel_size=arguments.ranks,
-            skip_tokenizer_init=True,
-            max_model_len=2048,
-            max_num_seqs=max(arguments.streams),
-            gpu_memory_utilization=arguments.memory,
-            enable_prefix_caching=False,
-            language_model_only=True,
-            worker_extension_cls="measure.Bench",
-            compilation_config={"cudagraph_capture_sizes": sorted({1, 2, 4, 8, 16, max(arguments.streams)})},
-            disable_log_stats=True,
-        )
-    )
+    engine = AsyncLLM.from_engine_args(engine_arguments(arguments))
 
     async def call(name: str, *args: Any) -> Any:
         return (await engine.collective_rpc(name, args=args))[0]
 
+    result["decisions"] = listener.decisions
     result["load_seconds"] = round(time.perf_counter() - began, 1)
     result["memory"] = await call("voltserve_memory")
     vocabulary = engine.model_config.get_vocab_size()
@@ -233,10 +240,16 @@ async def run(arguments: argparse.Namespace) -> None:
     engine.shutdown()
     result["device"] = torch.cuda.get_device_name()
     if arguments.library:
-        result["read_ceiling_bytes_s"] = read_ceiling(arguments.library)
-        floor = result["memory"]["weights_read_a_step"] / result["read_ceiling_bytes_s"]
-        result["floor_ms"] = round(1e3 * floor, 3)
+        add_floor(result, read_ceiling(arguments.library))
     save()
+
+
+def add_floor(result: dict[str, Any], bytes_s: float) -> None:
+    """Adds how long reading the weights takes at least, and the share of a step that this is."""
+    result["read_ceiling_bytes_s"] = bytes_s
+    result["floor_ms"] = round(1e3 * result["memory"]["weights_read_a_step"] / bytes_s, 3)
+    for row in result["rows"]:
+        row["of_floor"] = round(result["floor_ms"] / row["step_ms_median"], 3)
 
 
 def agreement(ours: torch.Tensor, reference: torch.Tensor) -> dict[str, float]:

@@ -28,12 +28,38 @@ class _Connection(http.client.HTTPConnection):
         self.sock.connect(self._path)
 
 
+class Decisions:
+    """What an engine tells of its choices, collected from its datagrams until the socket is closed."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.decisions: list[dict[str, Any]] = []
+        threading.Thread(target=self._listen, args=(sock,), daemon=True).start()
+
+    def _listen(self, sock: socket.socket) -> None:
+        while True:
+            try:
+                message = json.loads(sock.recv(8192))
+            except OSError:
+                return
+            if message.get("event") == "decision":
+                self.decisions.append({key: message[key] for key in ("what", "choice", "reason")})
+
+
+def listen_for_decisions() -> Decisions:
+    """Those of an engine started by this very process from now on."""
+    path = f"{tempfile.mkdtemp()}/progress.sock"
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    sock.bind(path)
+    os.environ["VOLTSERVE_PROGRESS_SOCKET"] = path
+    return Decisions(sock)
+
+
 class Engine:
     """A running engine; `decisions` and `start_seconds` say how it started."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, decisions: list[dict[str, Any]]) -> None:
         self._path = path
-        self.decisions: list[dict[str, Any]] = []
+        self.decisions = decisions
         self.start_seconds = 0.0
 
     def post(self, route: str, body: dict[str, Any]) -> Any:
@@ -56,16 +82,6 @@ class Engine:
         except OSError:
             return False
         return status == 200
-
-    def listen(self, sock: socket.socket) -> None:
-        """Collects decisions until the socket is closed."""
-        while True:
-            try:
-                message = json.loads(sock.recv(8192))
-            except OSError:
-                return
-            if message.get("event") == "decision":
-                self.decisions.append({key: message[key] for key in ("what", "choice", "reason")})
 
 
 @contextmanager
@@ -99,8 +115,7 @@ def serve(model: Path, flags: Sequence[str], log: Path, environment: dict[str, s
         ]
         began = time.monotonic()
         process = subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT)
-        engine = Engine(path)
-        threading.Thread(target=engine.listen, args=(events,), daemon=True).start()
+        engine = Engine(path, Decisions(events).decisions)
         try:
             while not engine.healthy():
                 if process.poll() is not None or time.monotonic() - began > START_LIMIT:
