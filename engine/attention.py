@@ -50,7 +50,8 @@ class Backend(AttentionBackend):  # type: ignore[misc]  # vLLM's classes are unt
     @staticmethod
     def get_name() -> str:
         """Its name in vLLM's registry."""
-        return AttentionBackendEnum.CUSTOM.name
+        name: str = AttentionBackendEnum.CUSTOM.name
+        return name
 
     @staticmethod
     def get_impl_cls() -> type["Impl"]:

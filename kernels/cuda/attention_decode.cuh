@@ -294,15 +294,17 @@ __global__ void __launch_bounds__(decode_shape(LANES, ROWS, ROW_WARPS).threads()
   }
 }
 
-constexpr int kCombineThreads = 128;
+constexpr int kCombineThreads = 256, kCombineAtOnce = 8;
 
-// Adds a row's partial results: out = sum_i 2^(m_i - m) s_i / sum_i 2^(m_i - m) l_i, in the order of i. Grid: requests, key heads,
-// rows. `units`: the decoding kernel's blocks along x; `tile`: its tile.
+// Adds a row's partial results: out = sum_i 2^(m_i - m) s_i / sum_i 2^(m_i - m) l_i, in the order of i for each of the slots that
+// share the runs, then in the order of the slots. Loads of several runs at once: one after the other, their latency would be most
+// of a short step's time. Grid: requests, key heads, rows. `units`: the decoding kernel's blocks along x; `tile`: its tile.
 template <int HEAD_DIM>
 __global__ void __launch_bounds__(kCombineThreads)
     attention_combine_kernel(const AttentionArgs args, int divisor, int partial_rows, int units, int tile) {
-  constexpr int kQuads = HEAD_DIM / 4, kSlots = kCombineThreads / kQuads;  // threads across the head, and runs at once
+  constexpr int kQuads = HEAD_DIM / 4, kSlots = kCombineThreads / kQuads;  // threads across the head, and runs side by side
   __shared__ float4 slot_sums[kSlots][kQuads];
+  __shared__ float weights[kMaxRuns];
   const int request = blockIdx.x, kv_head = blockIdx.y, row = blockIdx.z, heads = args.q_heads / args.kv_heads;
   const Query query(args, request);
   if (query.count > kDecodeTokens || row >= query.count * heads) return;
@@ -314,6 +316,7 @@ __global__ void __launch_bounds__(kCombineThreads)
       args.partial + static_cast<size_t>(units) * args.kv_heads * partial_rows * HEAD_DIM);
   auto index = [&](int i) { return (static_cast<size_t>(first_unit + i) * args.kv_heads + kv_head) * partial_rows + row; };
 
+  // Every warp finds the maximum and the total; the first keeps the weights for all.
   float highest = -INFINITY;
   for (int i = threadIdx.x % 32; i < count; i += 32) highest = fmaxf(highest, ends[index(i)].x);
 #pragma unroll
@@ -321,27 +324,41 @@ __global__ void __launch_bounds__(kCombineThreads)
   float total = 0;
   for (int i = threadIdx.x % 32; i < count; i += 32) {
     const float2 end = ends[index(i)];
-    total = fmaf(end.y, exp2_fast(end.x - highest), total);
+    const float weight = exp2_fast(end.x - highest);
+    if (threadIdx.x < 32) weights[i] = weight;
+    total = fmaf(end.y, weight, total);
   }
 #pragma unroll
   for (int width = 16; width > 0; width /= 2) total += __shfl_xor_sync(~0u, total, width);
+  __syncthreads();
 
   const int quad = threadIdx.x % kQuads, slot = threadIdx.x / kQuads;
-  float4 sum = make_float4(0, 0, 0, 0);
   if (slot < kSlots) {
-#pragma unroll 2
-    for (int i = slot; i < count; i += kSlots) {
-      const float weight = exp2_fast(ends[index(i)].x - highest);
-      const float4 part = *reinterpret_cast<const float4 *>(args.partial + index(i) * HEAD_DIM + 4 * quad);
-      sum.x = fmaf(part.x, weight, sum.x);
-      sum.y = fmaf(part.y, weight, sum.y);
-      sum.z = fmaf(part.z, weight, sum.z);
-      sum.w = fmaf(part.w, weight, sum.w);
+    float4 sum = make_float4(0, 0, 0, 0);
+#pragma unroll 1
+    for (int i = slot; i < count; i += kCombineAtOnce * kSlots) {
+      float4 parts[kCombineAtOnce];
+#pragma unroll
+      for (int p = 0; p < kCombineAtOnce; ++p) {
+        parts[p] = make_float4(0, 0, 0, 0);
+        if (i + p * kSlots < count) {
+          parts[p] = __ldcg(reinterpret_cast<const float4 *>(args.partial + index(i + p * kSlots) * HEAD_DIM) + quad);
+        }
+      }
+#pragma unroll
+      for (int p = 0; p < kCombineAtOnce; ++p) {
+        const float weight = weights[min(i + p * kSlots, count - 1)];
+        sum.x = fmaf(parts[p].x, weight, sum.x);
+        sum.y = fmaf(parts[p].y, weight, sum.y);
+        sum.z = fmaf(parts[p].z, weight, sum.z);
+        sum.w = fmaf(parts[p].w, weight, sum.w);
+      }
     }
     slot_sums[slot][quad] = sum;
   }
   __syncthreads();
   if (slot != 0) return;
+  float4 sum = slot_sums[0][quad];
 #pragma unroll
   for (int s = 1; s < kSlots; ++s) {
     const float4 other = slot_sums[s][quad];

@@ -46,7 +46,7 @@ AttentionPlan plan_attention(const AttentionProblem &p) {
     plan.decode = shape_for(p.head_dim, rows);
     plan.row_blocks = ceil_div(rows, plan.decode.rows * plan.decode.row_warps);
     const int places = p.processors * plan.decode.blocks_per_processor;
-    const int runs = std::max(1, places / (p.kv_heads * plan.row_blocks));
+    const int runs = std::clamp(places / (p.kv_heads * plan.row_blocks), 1, kMaxRuns);
     // Every request ends a run before it is full; leaving room for that keeps all runs on the GPU at once.
     plan.run_divisor = std::max({1, runs / 2, runs - p.requests});
     plan.units = plan.run_divisor + p.requests;
@@ -55,6 +55,7 @@ AttentionPlan plan_attention(const AttentionProblem &p) {
   }
   if (p.max_query_len > kDecodeTokens) {
     plan.prefill = prefill_shape(p.head_dim);
+    plan.prefill_shared_bytes = plan.prefill.shared_bytes();
     // Each request's last tile may be short.
     plan.prefill_tiles = p.tokens * group / plan.prefill.rows() + std::min(p.requests, p.tokens / (kDecodeTokens + 1));
   }

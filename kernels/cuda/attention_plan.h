@@ -10,6 +10,8 @@ namespace voltserve {
 
 // Requests with more new tokens than this are computed on tensor cores (attention_prefill.cuh), others as attention_decode.cuh does.
 constexpr int kDecodeTokens = 8;
+// More runs than this of one request's cache are not cut.
+constexpr int kMaxRuns = 1024;
 
 struct AttentionProblem {
   int requests, tokens;
@@ -63,6 +65,7 @@ struct AttentionPlan {
   size_t partial_floats;
   PrefillShape prefill;
   int prefill_tiles;  // of rows, a key head, at most; 0: nothing is long enough
+  int prefill_shared_bytes;
   const char *reason;
 };
 

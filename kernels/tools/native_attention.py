@@ -38,7 +38,7 @@ class _Plan(ctypes.Structure):
         *_ints("units run_divisor row_blocks partial_rows"),
         ("partial_floats", ctypes.c_size_t),
         ("prefill", _PrefillShape),
-        *_ints("prefill_tiles"),
+        *_ints("prefill_tiles prefill_shared_bytes"),
         ("reason", ctypes.c_char_p),
     ]
 
@@ -85,7 +85,9 @@ class Plan:
     partial_floats: int
     prefill_rows: int
     prefill_tokens: int
+    prefill_blocks_per_processor: int
     prefill_tiles: int
+    prefill_shared_bytes: int
     reason: str
 
 
@@ -111,7 +113,8 @@ class AttentionLibrary:
         decode = DecodeShape(*(getattr(raw.decode, name) for name, _ in _DecodeShape._fields_)) if raw.units else None
         return Plan(
             decode, raw.units, raw.run_divisor, raw.row_blocks, raw.partial_rows, raw.partial_floats,
-            16 * raw.prefill.warps, raw.prefill.tokens, raw.prefill_tiles, raw.reason.decode(),
+            16 * raw.prefill.warps, raw.prefill.tokens, raw.prefill.blocks_per_processor, raw.prefill_tiles,
+            raw.prefill_shared_bytes, raw.reason.decode(),
         )  # fmt: skip
 
     def _plan(self, *problem: int) -> _Plan:

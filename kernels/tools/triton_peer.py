@@ -88,3 +88,36 @@ def launcher(
         )  # fmt: skip
 
     return launch
+
+
+def compile_prefill(module: Any, head_dim: int, group: int) -> tuple[bytes, int, int, int]:
+    """(machine code for sm_70, warps, rows, cached positions a turn) of the kernel for prompts; needs no GPU.
+
+    The arguments that decide on code are those of `unified_attention` for a plain causal layer over blocks of 16;
+    pointers and strides are multiples of 16, as Triton finds them at a launch. `group`: query heads a key head, up to
+    16.
+    """
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    kernel, rows, positions = module.kernel_unified_attention_2d, 16, 32
+    constants: dict[str, Any] = {
+        "num_query_heads": group, "num_queries_per_kv": group, "BLOCK_SIZE": 16, "TILE_SIZE": positions,
+        "HEAD_SIZE": head_dim, "HEAD_SIZE_PADDED": 1 << (head_dim - 1).bit_length(), "BLOCK_Q": rows // group,
+        "BLOCK_M": rows, "stride_k_cache_3": 1, "stride_v_cache_3": 1, "SLIDING_WINDOW": 0, "MAX_MM_RANGES": 0,
+        "out_scale": 1.0, "softcap": 0.0, "FP8_MIN": module.float8_info.min, "FP8_MAX": module.float8_info.max,
+    }  # fmt: skip
+    constants |= dict.fromkeys(("sink_ptr", "alibi_slopes_ptr", "qq_bias_ptr", "mm_prefix_range_ptr"))
+    constants |= {name: False for name in kernel.arg_names if name.startswith("USE_")}
+    halves = ("output_ptr", "query_ptr", "key_cache_ptr", "value_cache_ptr")
+    types = dict.fromkeys(("block_tables_ptr", "seq_lens_ptr", "query_start_len_ptr"), "*i32")
+    types |= dict.fromkeys(halves, "*fp16") | {"k_scale": "*fp32", "v_scale": "*fp32", "scale": "fp32"}
+    signature = {name: "constexpr" if name in constants else types.get(name, "i64") for name in kernel.arg_names}
+    signature["num_seqs"] = "i32"
+    aligned = [i for i, name in enumerate(kernel.arg_names) if signature[name].startswith("*") or "stride" in name]
+    known = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
+    attributes = {(i,): [["tt.divisibility", 16]] for i in aligned if (i,) not in known}
+    source = ASTSource(kernel, signature, known, attributes)
+    compiled = triton.compile(source, target=GPUTarget("cuda", 70, 32))
+    return compiled.asm["cubin"], compiled.metadata.num_warps, rows, positions
