@@ -34,9 +34,9 @@ ALWAYS = {
 }
 FORCE_VOLTA = "VOLTSERVE_FORCE_VOLTA"  # read by engine/gpus.py
 DEFAULTS = {"VLLM_HOST_IP": "127.0.0.1"}
-# In eager mode too, vLLM has torch compile small functions (sampling, log probabilities, masks) at their first use.
-# That takes seconds of a request's time, and a C++ compiler, without which the engine dies of it.
-EAGER = {"TORCH_COMPILE_DISABLE": "1"}
+# Even where nothing else is compiled, vLLM has torch compile small functions (sampling, log probabilities, masks) at their
+# first use. That takes seconds of a request's time, and a C++ compiler, without which the engine dies of it.
+UNCOMPILED = {"TORCH_COMPILE_DISABLE": "1"}
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def render_launch(
     inherited = {name: value for name, value in environ.items() if is_inherited(name)}
     env = {
         **DEFAULTS,
-        **(EAGER if config.engine.get("enforce-eager") else {}),
+        **({} if _compiles(config) else UNCOMPILED),
         **config.env,
         **inherited,
         **ALWAYS,
@@ -82,6 +82,13 @@ def render_launch(
     if config.pinned:  # by UUID, which means the same in whatever order CUDA counts
         env["CUDA_VISIBLE_DEVICES"] = ",".join(device.uuid for device in config.devices.gpus)
     return Launch(tuple(argv), env)
+
+
+def _compiles(config: Config) -> bool:
+    """Whether the engine compiles the model: not in eager mode, and on GPUs only if asked to (engine/platform.py)."""
+    if config.engine.get("enforce-eager"):
+        return False
+    return not config.gpus_needed or bool({"compilation-config", "optimization-level"} & config.engine.keys())
 
 
 def is_inherited(name: str) -> bool:

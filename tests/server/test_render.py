@@ -1,6 +1,8 @@
 import sys
 from pathlib import Path
 
+import pytest
+
 from server.config import load_config
 from server.devices import Devices
 from server.render import overridden, render_launch
@@ -46,13 +48,20 @@ def test_the_engine_neither_fetches_nor_reports() -> None:
     assert (env["HF_HUB_OFFLINE"], env["VLLM_NO_USAGE_STATS"], env["DO_NOT_TRACK"]) == ("1", "1", "1")
 
 
-def test_an_eager_engine_compiles_nothing_unless_the_user_says_so() -> None:
-    eager = load_config(["--model", "m", "--enforce-eager"], {}, lambda: NONE)
-    compiled = load_config(["--model", "m", "--no-enforce-eager"], {}, lambda: NONE)
-    assert render_launch(eager, Path("/run/x"), {}).env["TORCH_COMPILE_DISABLE"] == "1"
-    assert "TORCH_COMPILE_DISABLE" not in render_launch(compiled, Path("/run/x"), {}).env
-    environ = {"TORCH_COMPILE_DISABLE": "0"}
-    assert render_launch(eager, Path("/run/x"), environ).env["TORCH_COMPILE_DISABLE"] == "0"
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ("--enforce-eager", "1"),
+        ("--no-enforce-eager", None),
+        ("--preset v100x2-16g-pcie", "1"),
+        ("--preset v100x2-16g-pcie-graphs", "1"),
+        ("--preset v100x2-16g-pcie-graphs --compilation-config.mode 3", None),
+    ],
+)
+def test_torch_compiles_only_where_the_model_is_compiled_or_the_user_says_so(flags: str, expected: str | None) -> None:
+    config = load_config(["--model", "m", *flags.split()], {}, lambda: NONE)
+    assert render_launch(config, Path("/run/x"), {}).env.get("TORCH_COMPILE_DISABLE") == expected
+    assert render_launch(config, Path("/run/x"), {"TORCH_COMPILE_DISABLE": "0"}).env["TORCH_COMPILE_DISABLE"] == "0"
 
 
 def test_a_variable_of_the_user_s_beats_the_preset_s_and_is_a_decision() -> None:
