@@ -34,8 +34,8 @@ ALWAYS = {
 }
 FORCE_VOLTA = "VOLTSERVE_FORCE_VOLTA"  # read by engine/gpus.py
 DEFAULTS = {"VLLM_HOST_IP": "127.0.0.1"}
-# Even where nothing else is compiled, vLLM has torch compile small functions (sampling, log probabilities, masks) at their
-# first use. That takes seconds of a request's time, and a C++ compiler, without which the engine dies of it.
+# Even where nothing else is compiled, vLLM has torch compile small functions (sampling, log probabilities, masks) at
+# their first use. That takes seconds of a request's time, and a C++ compiler, without which the engine dies of it.
 UNCOMPILED = {"TORCH_COMPILE_DISABLE": "1"}
 
 
