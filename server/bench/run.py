@@ -12,6 +12,7 @@ from quant.progress import OnProgress, Progress, ignore_progress
 from server.bench.client import Client, Outcome
 from server.bench.load import Closed, Level, Open, arrivals
 from server.bench.prompts import BenchError, Target, draw, token_pool
+from server.errors import ConfigError
 
 WARMUP_TOKENS = 16  # output tokens of a warm-up request, at most
 WARMUP_OPEN = 4  # requests that warm up for an open level
@@ -19,7 +20,11 @@ WARMUP_OPEN = 4  # requests that warm up for an open level
 
 @dataclass(frozen=True)
 class BenchSettings:
-    """What is asked for. `requests` a level, or each level's own number; `limit` seconds for one request."""
+    """What is asked for. `requests` a level, or each level's own number; `limit` seconds for one request.
+
+    Raises:
+        ConfigError: fewer requests than a level has users, who would then not all be there.
+    """
 
     input_len: int
     output_len: int
@@ -27,6 +32,11 @@ class BenchSettings:
     requests: int | None = None
     seed: int = 0
     limit: float = 600.0
+
+    def __post_init__(self) -> None:
+        most = max((level.streams for level in self.levels if isinstance(level, Closed)), default=0)
+        if self.requests is not None and self.requests < most:
+            raise ConfigError(f"--requests {self.requests}: expected at least {most}, one for each user of ×{most}")
 
 
 @dataclass(frozen=True)
@@ -136,7 +146,7 @@ class _Run:
             for number in numbers:  # shared: each number goes to the user who is free first
                 await self._measure(number)
 
-        await asyncio.gather(*(user() for _ in range(min(level.streams, self._requests))))
+        await asyncio.gather(*(user() for _ in range(level.streams)))
 
     async def _open(self, level: Open) -> None:
         sending = []

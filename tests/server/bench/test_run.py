@@ -9,6 +9,7 @@ from server.bench.load import Closed, Open, arrivals
 from server.bench.measures import summarize
 from server.bench.prompts import BenchError, Target
 from server.bench.run import BenchSettings, LevelResult, run_bench
+from server.errors import ConfigError
 from tests.fakes.engine import Start
 from tests.server.bench.conftest import engine
 
@@ -52,6 +53,11 @@ def test_an_open_level_sends_when_due_whether_or_not_answers_come(tmp_path: Path
     # All were due within the first answer's delay: a closed loop of any size below 20 could not have sent them.
     assert got.outcomes[-1].due < 0.5 + got.outcomes[0].sent
     assert most_at_once(got.outcomes) > 10
+
+
+def test_a_level_needs_a_request_for_each_of_its_users() -> None:
+    with pytest.raises(ConfigError, match="--requests 6: expected at least 8, one for each user of ×8"):
+        BenchSettings(4, 2, (Closed(1), Closed(8)), requests=6)
 
 
 def test_failing_requests_are_counted_and_the_level_goes_on(tmp_path: Path) -> None:
