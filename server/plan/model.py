@@ -67,7 +67,8 @@ class LinearAttention:
 class Model:
     """A decoder: `kinds` has one entry a layer; `window` is the sliding layers' width in tokens (0 without any).
 
-    `vision`: it has an image encoder before it. `left_out_bytes`: tensors in its files that are not loaded.
+    `rotary_positions`: rows of the table of cosines and sines. `vision`: it has an image encoder before it.
+    `left_out_bytes`: tensors in its files that are not loaded.
     """
 
     architecture: str
@@ -81,6 +82,7 @@ class Model:
     rotary_dim: int
     vocabulary: int
     positions: int
+    rotary_positions: int
     tied: bool
     window: int
     linear_attention: LinearAttention | None
@@ -158,6 +160,7 @@ def describe(config: Mapping[str, object], entries: Mapping[str, Entry], source:
         rotary_dim=int(head_dim * _rotary_factor(text)),
         vocabulary=number("vocab_size"),
         positions=number("max_position_embeddings"),
+        rotary_positions=number("max_position_embeddings") * _rotary_tables(text),
         tied=bool(text.get("tie_word_embeddings", config.get("tie_word_embeddings", False))),
         window=number("sliding_window") if "sliding" in kinds else 0,
         linear_attention=_linear_attention(text, source) if "linear" in kinds else None,
@@ -211,6 +214,12 @@ def _linear_attention(text: Mapping[str, object], source: str) -> LinearAttentio
         conv_kernel=number("conv_kernel_dim"),
         state_bytes={"float32": 4, "float16": 2, "bfloat16": 2}.get(dtype, 0),
     )
+
+
+def _rotary_tables(text: Mapping[str, object]) -> int:
+    """Positions in several dimensions (M-RoPE) get a table four times as long (vllm MRotaryEmbedding)."""
+    rope = text.get("rope_parameters") or text.get("rope_scaling")
+    return 4 if isinstance(rope, dict) and "mrope_section" in rope else 1
 
 
 def _rotary_factor(text: Mapping[str, object]) -> float:

@@ -87,7 +87,7 @@ def _stage(model: Model, split: Split, stage: int, form: WeightForm, dtype_bytes
         _plain_bytes(tensor, model, split, dtype_bytes, embedding_bytes)
         for tensor in _plain_of(model, split, stage, layers)
     )
-    plain += model.positions * model.rotary_dim * dtype_bytes  # the table of cosines and sines, one a GPU
+    plain += model.rotary_positions * model.rotary_dim * dtype_bytes  # the table of cosines and sines, one a GPU
     return Weights(sum(sizes), plain, max(sizes, default=0), stored)
 
 
@@ -137,6 +137,8 @@ def _plain_bytes(tensor: Plain, model: Model, split: Split, dtype_bytes: int, em
     if len(shape) == 2:
         if tensor.name.endswith((_EMBEDDING, _HEAD)):
             padded = -(-shape[0] // VOCABULARY_PADDING) * VOCABULARY_PADDING
-            return -(-padded // split.tensor) * shape[1] * embedding_bytes
+            stored_in_16_bits = tensor.nbytes == 2 * math.prod(shape)
+            number = embedding_bytes if stored_in_16_bits else dtype_bytes
+            return -(-padded // split.tensor) * shape[1] * number
         shape = sharded(tensor.name.removesuffix(".weight"), *shape, model, split.tensor)
     return math.prod(shape) * dtype_bytes

@@ -22,8 +22,9 @@ def cards(memory_gib: int, count: int = 2) -> Devices:
 @pytest.fixture(scope="module")
 def lookalike(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("quasar")
-    write(folder, replace(SMALL, layers=4))
-    return folder
+    write(folder / "whole")
+    write(folder / "half", replace(SMALL, layers=4))
+    return folder / "half"
 
 
 @pytest.mark.parametrize(("memory_gib", "left_out"), [(16, True), (32, False)])
@@ -62,6 +63,19 @@ def test_the_engine_leaves_the_encoder_out_where_nothing_is_allowed(
     engine: dict[str, FlagValue], expected: bool
 ) -> None:
     assert is_text_only(engine) is expected
+
+
+def test_the_plan_of_a_hybrid_is_what_the_engine_reports(lookalike: Path) -> None:
+    """vLLM 0.19.1 on a CPU, all 8 layers: 5,706,912 bytes of weights, 65,536 tokens of cache.
+
+    Embedding and head are in float32 there, since this model's classes ask for nothing else; the plan has 2 bytes.
+    """
+    planned = plan_for(
+        load_config(["--model", str(lookalike.parent / "whole"), "--preset", "cpu-smoke"], {}, lambda: Devices(()))
+    )
+    weights = sum(item.bytes for item in planned.plan.items if item.name.endswith("weights"))
+    assert weights + 2 * 2 * SMALL.vocabulary * SMALL.hidden == pytest.approx(5_706_912, abs=64)
+    assert planned.plan.tokens == 65_536
 
 
 def test_the_plan_says_what_leaving_it_out_spares(lookalike: Path) -> None:

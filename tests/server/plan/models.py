@@ -106,7 +106,7 @@ def hybrid() -> tuple[dict[str, Any], Entries]:
         "vocab_size": 248320,
         "max_position_embeddings": 262144,
         "full_attention_interval": 4,
-        "rope_parameters": {"partial_rotary_factor": 0.25},
+        "rope_parameters": {"partial_rotary_factor": 0.25, "mrope_section": [11, 11, 10]},
         "linear_num_key_heads": 16,
         "linear_num_value_heads": 48,
         "linear_key_head_dim": 128,
