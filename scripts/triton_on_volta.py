@@ -32,7 +32,7 @@ from triton.runtime import driver
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.jit import JITFunction
 
-SHARED_MEMORY = 96 * 1024  # of a V100's processor
+SHARED_MEMORY, PROCESSORS = 96 * 1024, 80  # bytes of one of a V100's processors; how many it has
 SETTINGS = ("BT", "BK", "BV", "BLOCK_M", "BLOCK_N", "BLOCK_SIZE", "TILE_SIZE", "num_warps", "num_stages")
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 KEY_HEADS, VALUE_HEADS, DIM, TAPS = 8, 24, 128, 4
@@ -44,7 +44,7 @@ class Volta:
     """What Triton asks of a driver, for a V100 that is not there."""
 
     utils = SimpleNamespace(
-        get_device_properties=lambda _: {"max_shared_mem": SHARED_MEMORY, "multiprocessor_count": 80}
+        get_device_properties=lambda _: {"max_shared_mem": SHARED_MEMORY, "multiprocessor_count": PROCESSORS}
     )
 
     def get_current_target(self) -> GPUTarget:
@@ -139,8 +139,8 @@ def calls() -> dict[str, Callable[[], Any]]:
         chunk_gated_delta_rule,
         fused_recurrent_gated_delta_rule_packed_decode,
         fused_sigmoid_gating_delta_rule_update,
+        layernorm_guard,
     )
-    from vllm.model_executor.layers.fla.ops.layernorm_guard import rmsnorm_fn
     from vllm.model_executor.layers.mamba.gdn_linear_attn import fused_gdn_gating
     from vllm.model_executor.layers.mamba.ops.causal_conv1d import causal_conv1d_fn, causal_conv1d_update
     from vllm.model_executor.layers.rotary_embedding.mrope import triton_mrope
@@ -153,6 +153,7 @@ def calls() -> dict[str, Callable[[], Any]]:
     def integers(*values: int) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int32)
 
+    layernorm_guard.num_compute_units = lambda *_: PROCESSORS
     tokens = 128
     x, weight, a, b = half(tokens, CHANNELS), half(CHANNELS, TAPS), half(tokens, VALUE_HEADS), half(tokens, VALUE_HEADS)
     conv_state = half(4, TAPS - 1, CHANNELS).transpose(1, 2)
@@ -241,7 +242,7 @@ def calls() -> dict[str, Callable[[], Any]]:
             use_qk_l2norm_in_kernel=True,
         ),
         "speculative decoding: delta rule": delta_rule_of_drafts,
-        "every step: gated norm": lambda: rmsnorm_fn(
+        "every step: gated norm": lambda: layernorm_guard.rmsnorm_fn(
             half(tokens * VALUE_HEADS, DIM), half(DIM), None, z=half(tokens * VALUE_HEADS, DIM)
         ),
         "every step: rotary positions": lambda: triton_mrope(
