@@ -8,6 +8,7 @@ import torch
 
 from quant.errors import QuantError
 from quant.safetensors_file import open_checkpoint
+from quant.verify.experts import EXPERT, PROJECTIONS
 
 _REMEDY = "Check that transformers knows this architecture, and that the directory is complete"
 _FLOAT32_BYTES = 4
@@ -67,6 +68,7 @@ def model_from_tensors(directory: Path, tensors: dict[str, torch.Tensor]) -> Any
     """
     from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
+    tensors = fuse_experts(tensors)
     try:
         config = AutoConfig.from_pretrained(directory)
         # The weights are plain numbers by now.
@@ -86,3 +88,28 @@ def model_from_tensors(directory: Path, tensors: dict[str, torch.Tensor]) -> Any
         if names:
             raise QuantError(f"{directory}: {names[0]} {what} as transformers builds it", _REMEDY)
     return model.eval()
+
+
+def fuse_experts(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """`tensors` as transformers 5 names them: a layer's experts are two, `mlp.experts.gate_up_proj` [E, 2 I, H] with
+    gate's rows before up's and `mlp.experts.down_proj` [E, H, I]; Mixtral's `block_sparse_moe` is `mlp`, too.
+    """
+    fused: dict[str, torch.Tensor] = {}
+    layers: dict[str, dict[tuple[int, str], torch.Tensor]] = {}
+    for name, tensor in tensors.items():
+        if match := EXPERT.match(name.removesuffix(".weight")):
+            layers.setdefault(match["layer"], {})[int(match["number"]), match["leaf"]] = tensor
+        else:
+            fused[name.replace(".block_sparse_moe.", ".mlp.")] = tensor
+    for layer, parts in layers.items():
+        gate, down, up = next(names for names in PROJECTIONS if {leaf for _, leaf in parts} <= {*names})
+        numbers = sorted({number for number, _ in parts})
+        if missing := [
+            f"{number}.{leaf}" for number in numbers for leaf in (gate, down, up) if (number, leaf) not in parts
+        ]:
+            raise QuantError(f"{layer}.{missing[0]} is missing", _REMEDY)
+        name = layer.replace(".block_sparse_moe.", ".mlp.")
+        both = [torch.cat((parts[number, gate], parts[number, up])) for number in numbers]
+        fused[f"{name}.gate_up_proj"] = torch.stack(both)
+        fused[f"{name}.down_proj"] = torch.stack([parts[number, down] for number in numbers])
+    return fused

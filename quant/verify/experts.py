@@ -14,7 +14,7 @@ from quant.verify.findings import Finding, error, list_some
 from quant.verify.layers import Modules
 
 # `model.layers.0.mlp.experts.17.gate_proj`: the layer's experts, the number, the projection.
-_EXPERT = re.compile(r"(?P<layer>.*\.experts)\.(?P<number>\d+)\.(?P<leaf>\w+)$")
+EXPERT = re.compile(r"(?P<layer>.*\.experts)\.(?P<number>\d+)\.(?P<leaf>\w+)$")
 # Checkpoints' names of gate, down and up; what N and K of each are, of (intermediate, hidden).
 PROJECTIONS = (("gate_proj", "down_proj", "up_proj"), ("w1", "w2", "w3"))
 _DOWN = tuple(down for _, down, _ in PROJECTIONS)
@@ -57,7 +57,7 @@ def compare_experts(config: Mapping[str, object], modules: Modules) -> list[Find
     layers: dict[str, _Layer] = {}
     for modules_of_kind, quantized in ((modules.nvfp4, True), (modules.plain, False)):
         for module, (rows, columns, *_) in ((name, shape) for name, shape in modules_of_kind.items() if len(shape) > 1):
-            if (match := _EXPERT.match(module)) is None:
+            if (match := EXPERT.match(module)) is None:
                 continue
             layer = layers.setdefault(match["layer"], _Layer())
             (layer.quantized if quantized else layer.plain).append(module)

@@ -1,8 +1,11 @@
 import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import MixtralConfig, MixtralForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from quant import transformers_model
 from quant.errors import QuantError
-from quant.transformers_model import available_memory, load_model, load_tokenizer
+from quant.transformers_model import available_memory, load_model, load_tokenizer, model_from_tensors
 from tests.quant.tiny_model import tiny_model
 
 
@@ -40,3 +43,49 @@ def test_a_damaged_model_or_tokenizer_is_named(source, tmp_path):
         load_model(tmp_path)
     with pytest.raises(QuantError, match=f"{tmp_path}: expected a tokenizer, got"):
         load_tokenizer(tmp_path)
+
+
+SIZES = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "num_experts_per_tok": 2,
+}
+MIXTURES = {
+    "Qwen": (Qwen3MoeForCausalLM, Qwen3MoeConfig(num_experts=4, moe_intermediate_size=24, **SIZES), "gate_proj"),
+    "Mixtral": (MixtralForCausalLM, MixtralConfig(num_local_experts=4, **SIZES), "w1"),
+}
+
+
+@pytest.fixture(params=MIXTURES.values(), ids=MIXTURES)
+def mixture(request, tmp_path):
+    """A mixture of experts, and its tensors as checkpoints name them: expert by expert."""
+    build, config, leaf = request.param
+    torch.manual_seed(0)
+    model = build(config).eval()
+    model.save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    assert any(f".experts.3.{leaf}.weight" in name for name in tensors)
+    return tmp_path, model, tensors
+
+
+def test_experts_named_one_by_one_become_transformers_model(mixture):
+    directory, model, tensors = mixture
+    ids = torch.arange(20)[None]
+
+    again = model_from_tensors(directory, tensors)
+
+    with torch.inference_mode():
+        assert torch.equal(again(ids).logits, model(ids).logits)
+
+
+def test_a_missing_expert_is_named(mixture):
+    directory, _, tensors = mixture
+    name = next(name for name in tensors if ".experts.2." in name)
+
+    with pytest.raises(QuantError, match=rf"{name.removesuffix('.weight')} is missing"):
+        model_from_tensors(directory, {key: tensor for key, tensor in tensors.items() if key != name})
