@@ -8,7 +8,9 @@
 // columns (operand B): 32 positions of K at a time, then 32 dimensions of V. K is operand B column by column and V row by row, so that both lie
 // in shared memory as they do in the cache. Fragments: PTX ISA, "Matrix Fragments for mma.m8n8k4 with .f16 floating point type".
 //
-// A warp reads 6 (K) and 6 (V, head_dim 128) 128-bit operands of shared memory for 16 mma.m8n8k4. Bounds by machine code: tools/attention_model.py.
+// At head_dim 128 a warp multiplies 16 rows by 64 positions with 256 mma.m8n8k4 (2048 clocks of its tensor cores) and 112 128-bit operands
+// from shared memory. A V100 PCIe, computed from the machine code (tools/attention_model.py): 70 TFLOP/s, 77 at head_dim 256,
+// docs/results/cuda-attention-v100-pcie-predicted-2026-11-30.json; no latencies in it, so an upper bound.
 #pragma once
 
 #include "attention.cuh"
