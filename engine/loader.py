@@ -1,7 +1,7 @@
 """vLLM's default weight loader, telling how many bytes of the checkpoint it has read."""
 
 import json
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,7 +36,7 @@ class ReportingLoader(DefaultModelLoader):  # type: ignore[misc]  # vLLM's class
         if current_platform.device_type == "cpu":
             cpu_attention.spare_openmp(model)
         reason = "all parameters and buffers of this rank, once loaded"
-        progress.decision("weights in memory", f"{bytes_held(model)} bytes", reason)
+        progress.decision("weights in memory", f"{bytes_held(model, self._loaded)} bytes", reason)
         if current_platform.is_cuda():
             peak = torch.cuda.max_memory_allocated()
             progress.decision("memory while loading", f"{peak} bytes", "the most that was allocated on this rank's GPU")
@@ -52,6 +52,7 @@ class ReportingLoader(DefaultModelLoader):  # type: ignore[misc]  # vLLM's class
         self._overflow = OverflowCheck(model_config.dtype)
         super().load_weights(model, model_config)
         self._overflow.judge(model)
+        self._loaded = {name: parameter.nbytes for name, parameter in model.named_parameters()}
         self._progress.finish()
 
     def _get_weights_iterator(
@@ -82,9 +83,17 @@ def call_attention_directly(model: nn.Module) -> None:
             module.use_direct_call = True
 
 
-def bytes_held(model: nn.Module) -> int:
-    """Bytes of all parameters and buffers, those that share memory (tied embeddings) counted once."""
-    return sum({tensor.data_ptr(): tensor.nbytes for tensor in (*model.parameters(), *model.buffers())}.values())
+def bytes_held(model: nn.Module, loaded: Mapping[str, int]) -> int:
+    """Bytes of all parameters and buffers, those that share memory (tied embeddings) counted once.
+
+    Args:
+        model: as the engine will run it.
+        loaded: bytes of its parameters as they were loaded. One that is empty now was packed by vLLM for oneDNN, which
+            holds it where torch does not see it, in as many bytes (vllm/model_executor/layers/utils.py).
+    """
+    held = {tensor.data_ptr(): tensor.nbytes for tensor in (*model.parameters(), *model.buffers())}
+    packed = [name for name, parameter in model.named_parameters() if parameter.numel() == 0]
+    return sum(held.values()) + sum(loaded.get(name, 0) for name in packed)
 
 
 def shard_names(folder: Path) -> dict[str, str]:

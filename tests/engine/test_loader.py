@@ -83,8 +83,15 @@ def test_attention_layers_call_their_backend_themselves() -> None:
     assert attention.use_direct_call
 
 
+def test_weights_that_vllm_packed_for_onednn_are_held_too() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(8, 4, bias=False), torch.nn.Linear(4, 8, bias=False))
+    loaded = {name: parameter.nbytes for name, parameter in model.named_parameters()}
+    model[0].weight = torch.nn.Parameter(torch.empty(0))
+    assert loader.bytes_held(model, loaded) == 2 * 4 * 8 * 4
+
+
 def test_tied_weights_are_held_once() -> None:
     model = nn.Sequential(nn.Embedding(10, 4), nn.Linear(4, 10, bias=False))
-    assert loader.bytes_held(model) == 2 * 10 * 4 * 4
+    assert loader.bytes_held(model, {}) == 2 * 10 * 4 * 4
     model[1].weight = model[0].weight
-    assert loader.bytes_held(model) == 10 * 4 * 4
+    assert loader.bytes_held(model, {}) == 10 * 4 * 4
