@@ -1,4 +1,4 @@
-"""Requests that schemathesis makes of the gateway's document. docs/results has a run of ten thousand broken ones."""
+"""Requests that schemathesis makes of the gateway's document. docs/results has a longer run (openapi_fuzz.py)."""
 
 from pathlib import Path
 
