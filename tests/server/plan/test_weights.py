@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -89,3 +91,15 @@ def test_other_formats_parts_are_shared_out_as_their_linears_are() -> None:
     # Eight key heads are copied to sixteen ranks.
     left = parts["q_proj"] / 16 + parts["k_proj"] / 8 + parts["o_proj"] / 16 + rest / 16
     assert whole - many == pytest.approx(sum(parts.values()) + rest - left, rel=1e-3)
+
+
+def test_an_embedding_stored_in_32_bits_stays_in_the_engine_s_dtype() -> None:
+    qwen = model("8B")
+    stored_wide = replace(
+        qwen,
+        plain=tuple(
+            replace(one, nbytes=2 * one.nbytes) if one.name.endswith(("embed_tokens.weight", "lm_head.weight")) else one
+            for one in qwen.plain
+        ),
+    )
+    assert weights_per_gpu(stored_wide, Split(1), "packed", 4, 2) == weights_per_gpu(qwen, Split(1), "packed", 4, 4)
