@@ -46,11 +46,12 @@ model() {
   mkdir -p "$WORK/model" && step 60 unpack python3 scripts/gpu_e2e/unpack.py "$WORK" "$WORK/model"
 }
 
-# ask NAME MODEL FLAG…: an engine answers the fixed questions, through HTTP.
+# ask NAME MODEL FLAG…: an engine answers the fixed questions, through HTTP. The cache's size is given, since engines that start side by
+# side would take each other's memory for their own when they look how much is left.
 ask() {
   local name=$1 model=$2; shift 2
   step 150 "$name" python3 scripts/gpu_e2e/answers.py --questions $PACK/questions.json "$model" "$OUT/$name.json" --dtype float16 \
-    --max-model-len 2048 --max-num-seqs 32 --gpu-memory-utilization 0.1 "$@"
+    --max-model-len 2048 --max-num-seqs 32 --gpu-memory-utilization 0.1 --kv-cache-memory-bytes 2147483648 "$@"
 }
 
 # The real model eagerly, in graphs, and in graphs that compute something else, which the start-up check must notice.
