@@ -1,7 +1,7 @@
 """Predicts the time of attention on a V100 from machine code, ours and, beside it, that of vLLM's Triton kernel.
 
     python kernels/tools/attention_model.py --gpu v100-pcie --cuda-home DIR [--vllm FOLDER] --output NAME.json
-    python kernels/tools/attention_model.py --gpu h200 --cuda-home DIR --library build/cuda-sm90/libvoltserve_cuda.so \
+    python kernels/tools/attention_model.py --gpu h200 --cuda-home DIR --library build/cuda-80-90/libvoltserve_cuda.so \
         --validate BENCH.json
 
 As kernels/tools/sass_model.py does, whose GPUs and constants it takes: the main loop (the innermost with the products)
