@@ -91,6 +91,17 @@ async def test_the_request_is_sent_as_given(tmp_path: Path) -> None:
     assert handler.seen == [b"POST /v1/%C3%A9?q=1 HTTP/1.1\r\n" + fields + b"\r\n12345"]
 
 
+async def test_a_request_larger_than_the_socket_s_buffer_arrives_whole(tmp_path: Path) -> None:
+    handler = Repeating(OK + b"content-length: 0\r\n\r\n")
+    body = bytes(range(256)) * 20_000
+    async with engine(tmp_path, handler) as socket:
+        with contextlib.closing(EngineSocket(socket)) as exchange:
+            for _ in range(2):
+                async with exchange("POST", b"/", [], body) as answer:
+                    assert answer.status == 200
+    assert [request.endswith(b"\r\n\r\n" + body) for request in handler.seen] == [True, True]
+
+
 async def test_requests_one_after_another_share_a_connection_and_none_sees_another_s_answer(tmp_path: Path) -> None:
     chunked = b"transfer-encoding: chunked\r\n\r\n2\r\ncd\r\n0\r\n\r\n"
     handler = Repeating(OK + b"content-length: 2\r\nx-a: 1\r\n\r\nab", OK + chunked)
