@@ -48,6 +48,12 @@ def test_the_engine_neither_fetches_nor_reports() -> None:
     assert (env["HF_HUB_OFFLINE"], env["VLLM_NO_USAGE_STATS"], env["DO_NOT_TRACK"]) == ("1", "1", "1")
 
 
+def test_the_engine_closes_no_idle_connection_whatever_the_environment_says() -> None:
+    config = load_config(["--model", "m"], {}, lambda: NONE)
+    env = render_launch(config, Path("/run/x"), {"VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "5"}).env
+    assert int(env["VLLM_HTTP_TIMEOUT_KEEP_ALIVE"]) > 24 * 3600
+
+
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
