@@ -316,7 +316,14 @@ BROKEN: dict[str, tuple[Change, str, str, str, str, str, str]] = {
     ),
     "the config declares FP8": (
         data("config.json", lambda config: config.update(quantization_config={"quant_method": "fp8"})),
-        *("error", "format", "quant_method", "", "one of compressed-tensors", "'fp8' (FP8, 8-bit float weights; on a V100: vLLM demands 7.5)"),
+        *(
+            "error",
+            "format",
+            "quant_method",
+            "",
+            "one of compressed-tensors",
+            "'fp8' (FP8, 8-bit float weights; on a V100: vLLM demands 7.5)",
+        ),
     ),
     "the config declares no quantization": (
         data("config.json", lambda config: config.pop("quantization_config")),
