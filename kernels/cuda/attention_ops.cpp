@@ -20,9 +20,10 @@ __half* written_halves(const Tensor& tensor) { return reinterpret_cast<__half*>(
 void expect_tokens(const char* name, const Tensor& tensor, Place place, int64_t tokens, int64_t heads, int64_t head_dim) {
   expect(name, tensor, place, ScalarType::Half, {tokens, heads, head_dim}, Layout::strided);
   const int64_t length = tensor.size(1) * tensor.size(2);
-  const bool together = tensor.stride(2) == 1 && tensor.stride(1) == tensor.size(2);
-  const bool aligned = tensor.stride(0) % 8 == 0 && reinterpret_cast<uintptr_t>(tensor.data_ptr()) % 16 == 0;
-  STD_TORCH_CHECK(tensor.size(0) < 2 || (together && aligned && tensor.stride(0) >= length), name,
+  const bool together = tensor.stride(2) == 1 && (tensor.size(1) < 2 || tensor.stride(1) == tensor.size(2));
+  const bool apart = tensor.size(0) < 2 || (tensor.stride(0) % 8 == 0 && tensor.stride(0) >= length);
+  const bool aligned = reinterpret_cast<uintptr_t>(tensor.data_ptr()) % 16 == 0;
+  STD_TORCH_CHECK(tensor.size(0) == 0 || (together && apart && aligned), name,
                   ": expected heads side by side and tokens on 16-byte boundaries, got strides ", tensor.stride(0), ", ",
                   tensor.stride(1), ", ", tensor.stride(2));
 }
