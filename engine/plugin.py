@@ -35,7 +35,7 @@ def register() -> None:
     from vllm.model_executor.model_loader import register_model_loader
     from vllm.platforms import current_platform
 
-    from engine import awq, cpu_attention, cpu_layers, gdn, patches, process
+    from engine import awq, cpu_attention, cpu_layers, gdn, norms, patches, process
     from engine.loader import LOAD_FORMAT, ReportingLoader
     from engine.quantization import NAME, QuasarNvfp4Config
 
@@ -48,5 +48,6 @@ def register() -> None:
     elif not current_platform.has_device_capability(75):
         awq.register()
     gdn.register()
+    norms.register()
     register_quantization_config(NAME)(QuasarNvfp4Config)
     register_model_loader(LOAD_FORMAT)(ReportingLoader)
