@@ -54,8 +54,10 @@ ANCHORS = {
 class HybridCosts(Costs):
     """What is stated beside v100_table.py's costs; kernels a layer, in graphs."""
 
-    linear_small_kernels: int = 9  # two norms, gated norm, SiLU, zeros, copies of gates and output, convolution
-    full_small_kernels: int = 12  # two norms, norms of q and k, positions, cache, gate of three, SiLU, copies
+    # Two norms of 3 (add, norm, to float16), gated norm, SiLU, zeros, convolution; copies of both gates, z and output.
+    linear_small_kernels: int = 14
+    # Two norms, norms of q and k, positions of 3, cache, gate of 2, SiLU; copies of q, gate and output.
+    full_small_kernels: int = 22
     copy_bytes_s: float = 822e9  # measured by others on a V100, read and written
     h200_copy_bytes_s: float = 4.3e12
     h200_clock_hz: float = 1.98e9
