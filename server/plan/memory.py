@@ -40,8 +40,8 @@ class Run:
     """How the engine will run. `length` 0 asks for the longest that fits.
 
     `batched`: the most tokens of a step. `embedding_bytes`: a number of an embedding and a head stored in 16 bits,
-    which the CPU kernels keep so while everything else is in the engine's dtype. `cache_bytes`: the cache's size where
-    it is given, otherwise 0: what is left.
+    which the CPU kernels keep so in a quantized model, while everything else is in the engine's dtype. `cache_bytes`:
+    the cache's size where it is given, otherwise 0: what is left.
     """
 
     length: int

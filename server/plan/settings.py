@@ -60,7 +60,8 @@ def run_of(config: Config, model: Model, device: Device, split: Split) -> Run:
         batched=_number(engine, "max-num-batched-tokens", batched),
         utilization=float(str(engine.get("gpu-memory-utilization", 0.9))),
         dtype_bytes=dtype_bytes,
-        embedding_bytes=2 if form == "packed" else dtype_bytes,
+        # engine/cpu_layers.py keeps them as stored, in models that have quantized layers.
+        embedding_bytes=2 if not on_gpu and form == "packed" and model.linears else dtype_bytes,
         cache_dtype_bytes=1 if on_gpu and kv_dtype.startswith("fp8") else dtype_bytes,
         form=form,
         block_size=_number(engine, "block-size", GPU_BLOCK if on_gpu else CPU_BLOCK),

@@ -1,6 +1,7 @@
 """From the command line's flags to the plan."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,17 @@ def test_without_gpus_the_cache_is_what_the_preset_gives(qwen: Path) -> None:
     assert planned.plan.cache_bytes == GIB
     assert not planned.options
     assert planned.decision is None
+
+
+def test_on_a_cpu_only_a_quantized_model_keeps_its_embedding_in_16_bits(
+    qwen: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("server.plan.settings.weight_form", lambda **_: "packed")
+    configuration = config(qwen, "--preset", "cpu-smoke")
+    device = device_of(configuration, PRESETS["cpu-smoke"])
+    quantized = model("8B")
+    for shape, expected in ((quantized, 2), (replace(quantized, linears=()), 4)):
+        assert run_of(configuration, shape, device, split_of({})).embedding_bytes == expected
 
 
 def test_the_available_memory_is_read_from_meminfo() -> None:
