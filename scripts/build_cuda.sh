@@ -39,6 +39,9 @@ for source in "${sources[@]}"; do
   while (($(jobs -rp | wc -l) >= $(nproc))); do wait -n || true; done
 done
 for job in "${jobs[@]}"; do wait "$job"; done
+for object in "$out"/*.o "$out"/tools/*.o; do  # of sources that are no more
+  [[ " ${objects[*]} " == *" $object "* ]] || rm -f "$object" "$object".*
+done
 g++ -shared "${objects[@]}" -o "$out/libvoltserve_cuda.so" "-L$CUDA_HOME/lib64" -lcudart '-Wl,-rpath,$ORIGIN'
 cp -u "$CUDA_HOME/lib64/libcudart.so.12" "$out/"
 echo "$out/libvoltserve_cuda.so"

@@ -4,7 +4,10 @@
 
 BENCH.json is a result of scripts/bench_gpu.py, whose kernels were build/cuda-80-90/libvoltserve_cuda.so. The halves are
 models: fitted to Qwen3.8-27B's layers, tested on Qwen3-32B's, which have other shapes. The fit is the triple of a grid
-whose worst ratio of predicted to measured, either way, is smallest.
+with the smallest mean square of log(predicted / measured).
+
+Only M <= 8: with more tokens registers leave two warps a scheduler, whose latencies are not in the model. Those points
+are stated apart, with the same constants.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import math
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -20,12 +24,13 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from kernels.tools.sass_model import FITTED, GPUS, Constants, Model
 
-FITTED_TO, WITHIN = "Qwen3.8-27B", 0.25
+FITTED_TO, WITHIN, MOST_TOKENS = "Qwen3.8-27B", 0.25, 8
 LIBRARY = Path("build/cuda-80-90/libvoltserve_cuda.so")
 GRID = [
     Constants(fixed / 1e7, efficiency / 100, once / 20)
     for fixed, efficiency, once in itertools.product(range(20, 61, 2), range(40, 101, 4), range(4, 21, 2))
 ]
+ROLES = ("fitted_to", "held_out", "not_covered")
 Point = dict[str, Any]
 
 
@@ -44,9 +49,9 @@ def ratio(model: Model, point: Point, constants: Constants) -> float:
     return seconds * 1e6 / float(point["us"])
 
 
-def worst(model: Model, chosen: list[Point], constants: Constants) -> float:
-    """The largest factor, at least 1, between predicted and measured."""
-    return max(max(r, 1 / r) for r in (ratio(model, point, constants) for point in chosen))
+def spread(model: Model, chosen: list[Point], constants: Constants) -> float:
+    """The mean square of log(predicted / measured)."""
+    return sum(math.log(ratio(model, point, constants)) ** 2 for point in chosen) / len(chosen)
 
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -71,10 +76,15 @@ def main() -> None:
     arguments = parser.parse_args()
     model = Model(arguments.library, GPUS["h200"], arguments.cuda_home)
     measured = points(json.loads(arguments.bench.read_text()))
-    fitted_to = [point for point in measured if point["layer"].startswith(FITTED_TO)]
-    best = min(GRID, key=lambda constants: worst(model, fitted_to, constants))
+    covered = [point for point in measured if point["m"] <= MOST_TOKENS]
+    fitted_to = [point for point in covered if point["layer"].startswith(FITTED_TO)]
+    best = min(GRID, key=lambda constants: spread(model, fitted_to, constants))
+
+    def role(point: Point) -> str:
+        return "fitted_to" if point in fitted_to else "held_out" if point in covered else "not_covered"
+
     rows = [
-        {**point, "held_out": point not in fitted_to, "predicted_of_measured": round(ratio(model, point, best), 3)}
+        {**point, "role": role(point), "predicted_of_measured": round(ratio(model, point, best), 3)}
         for point in measured
     ]
     result = {
@@ -84,8 +94,7 @@ def main() -> None:
         "bench": str(arguments.bench),
         "constants": asdict(best),
         "constants_in_use": asdict(FITTED),
-        "fitted_to": {"model": FITTED_TO, **summary([row for row in rows if not row["held_out"]])},
-        "held_out": summary([row for row in rows if row["held_out"]]),
+        **{kind: summary([row for row in rows if row["role"] == kind]) for kind in ROLES},
         "rows": rows,
     }
     arguments.output.write_text(json.dumps(result, indent=1) + "\n")

@@ -187,7 +187,7 @@ class Library:
         plan.path = 0
         token_blocks = moe[1].shape[0] if moe else -(-m // shape.tokens)
         plan.tiles = -(-w.n // shape.rows) * token_blocks
-        plan.blocks = blocks or max(plan.blocks, 1)
+        plan.blocks = blocks or plan.blocks or device.multi_processor_count  # none is planned where cuBLAS is
         words = plan.blocks * 2 * shape.tokens * shape.rows
         workspace = torch.full((words,), -1, dtype=torch.int32, device=x.device)
         tensors = (x, w.codes, w.scales, w.row_factor, bias, y, workspace)

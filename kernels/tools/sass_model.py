@@ -76,7 +76,7 @@ class Constants:
     once_executed: float
 
 
-FITTED = Constants(4.5e-6, 0.8, 0.5)
+FITTED = Constants(4.4e-6, 0.52, 0.2)
 MATCHES = {
     "fma": ("FFMA", "FMUL", "FADD", "IMAD"),
     "half": ("HADD2", "HMUL2", "HFMA2"),
