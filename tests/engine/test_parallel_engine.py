@@ -17,11 +17,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from tests import quasar_lookalike
+
 from .greedy import PROMPTS, TOKENS
 from .models import MIXTRAL, QWEN3, QWEN3_MOE, Architecture, formats, write_model
 
 pytestmark = pytest.mark.e2e
 
+HYBRID = "hybrid"  # of which one rank is tests/e2e/test_hybrid_model.py's
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 500  # a bound on a hang, not a check of speed
 
@@ -62,6 +65,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if quantization := formats(case.architecture.router)[case.form].quantization:
             flags += ["--quantization", quantization]
         jobs.append({"flags": flags, "output": str(made / f"{case}.json")})
+    quasar_lookalike.write(made / HYBRID)
+    flags = [
+        "--model",
+        str(made / HYBRID),
+        "--tensor-parallel-size",
+        "2",
+        "--block-size",
+        "128",
+        "--language-model-only",
+    ]
+    jobs.append({"flags": flags, "output": str(made / f"{HYBRID}.json")})
     (made / "jobs.json").write_text(json.dumps(jobs))
     settings = {
         "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -83,7 +97,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def answers(folder: Path, case: Case) -> list[dict[str, Any]]:
+def answers(folder: Path, case: Case | str) -> list[dict[str, Any]]:
     made = json.loads((folder / f"{case}.json").read_bytes())
     assert isinstance(made, list), made["error"]
     return made
@@ -92,6 +106,14 @@ def answers(folder: Path, case: Case) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_greedy_tokens_and_their_probabilities_are_the_dequantized_twin_s(folder: Path, case: Case) -> None:
     twin = AutoModelForCausalLM.from_pretrained(folder / f"{case.model}-twin", dtype=torch.float32).eval()
+    expect_answers_of(twin, folder, case)
+
+
+def test_gated_deltanet_heads_and_their_states_are_split_over_ranks(folder: Path, tmp_path: Path) -> None:
+    expect_answers_of(quasar_lookalike.write(tmp_path), folder, HYBRID)
+
+
+def expect_answers_of(twin: Any, folder: Path, case: Case | str) -> None:
     for prompt, answer in zip(PROMPTS, answers(folder, case), strict=True):
         tokens = answer["tokens"]
         assert len(tokens) == TOKENS
