@@ -1,7 +1,8 @@
 """Questions to a running service, and when its answers are wrong: bounds wide enough for any model that works.
 
-A model whose weights were read wrongly answers with words of all languages, broken characters or one word for ever; its
-perplexity on plain English is in the thousands. A small model that works loops and mixes languages now and then.
+A model whose weights were read wrongly answers with words of all languages, broken characters or one word for ever; the
+nearer it is to guessing, the nearer its perplexity on plain English is to its vocabulary's size. A small model that works
+loops and mixes languages now and then.
 """
 
 import math
@@ -21,7 +22,7 @@ PLAIN_ENGLISH = (
     "The sun rises in the east and sets in the west. Water boils when it is heated and freezes when it is cold. "
     "In spring the days grow longer, the snow melts, and the farmers begin to work in their fields again."
 )
-MAX_PERPLEXITY = 100.0  # SmolLM2-135M in 4 bits has 11 on it; wrongly read weights give thousands
+MAX_PERPLEXITY = 100.0  # SmolLM2-135M in 4 bits has 17 on it; a model that guesses, its vocabulary's size
 LONG_TOKENS = 300
 LONG_PROMPTS = tuple(next(one for one in PROMPTS if one.language == language) for language in ("en", "zh"))
 MAX_BROKEN = 0.02  # of the characters; the last one of a text may be cut
