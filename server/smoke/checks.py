@@ -1,8 +1,8 @@
 """Questions to a running service, and when its answers are wrong: bounds wide enough for any model that works.
 
 A model whose weights were read wrongly answers with words of all languages, broken characters or one word for ever; the
-nearer it is to guessing, the nearer its perplexity on plain English is to its vocabulary's size. A small model that works
-loops and mixes languages now and then.
+nearer it is to guessing, the nearer its perplexity on plain English is to its vocabulary's size. A small model that
+works loops and mixes languages now and then.
 """
 
 import math
