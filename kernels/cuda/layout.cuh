@@ -8,7 +8,7 @@
 //
 // so a warp reads a tile with two 128-bit loads and one 32-bit load a lane, all coalesced, 1152 B in all. Lane = row is
 // also the operand order of mma.m8n8k4 with the four quad-pairs side by side along N, so the same registers feed tensor
-// cores, CUDA cores and the dequantizer without a shuffle.
+// cores and the dequantizer without a shuffle.
 //
 // Eight consecutive codes of a row make one 32-bit word of a uint4: columns 2p and 2p+1 (pair p = 0..3) go to its low and
 // high 16 bits. In each half the bits of the four pairs are spread so that a pair becomes two fp16 numbers by shift and mask:
