@@ -45,6 +45,26 @@ def _dequantize(
     return row_factor.new_empty((row_factor.shape[0], scales.shape[1] * group_size), dtype=dtype)
 
 
+@torch.library.register_fake("voltserve::linear16")
+def _linear16(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return x.new_empty((x.shape[0], weight.shape[0]))
+
+
+@torch.library.register_fake("voltserve::rms_norm")
+def _rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    return x.new_empty(x.shape)
+
+
+@torch.library.register_fake("voltserve::add_rms_norm")
+def _add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
+    return None
+
+
+@torch.library.register_fake("voltserve::silu_and_mul")
+def _silu_and_mul(x: torch.Tensor) -> torch.Tensor:
+    return x.new_empty((*x.shape[:-1], x.shape[-1] // 2))
+
+
 @torch.library.register_fake("voltserve::causal_conv1d")
 def _causal_conv1d(
     x: torch.Tensor,

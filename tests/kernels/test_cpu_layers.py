@@ -97,3 +97,15 @@ def test_an_instruction_set_that_is_not_here_is_refused() -> None:
     names = " ".join(voltserve_kernels.cpu_instruction_sets())
     with pytest.raises(RuntimeError, match=f"name: expected one of {names}, got sse9"):
         OPS._use_cpu_instruction_set("sse9")
+
+
+def test_tracing_knows_shapes_and_dtypes() -> None:
+    """Implementations for tensors without data say what the kernels do."""
+    x, weight = torch.ones(3, 32), torch.ones(32)
+    for op, arguments in (
+        (OPS.linear16, (x, torch.ones(5, 32, dtype=torch.float16))),
+        (OPS.rms_norm, (x, weight, 1e-5)),
+        (OPS.add_rms_norm, (x, torch.ones(3, 32), weight, 1e-5)),
+        (OPS.silu_and_mul, (x,)),
+    ):
+        torch.library.opcheck(op, arguments, test_utils=("test_schema", "test_faketensor"))
