@@ -10,14 +10,14 @@ _STYLE = """
 @media (prefers-color-scheme: dark) { :root { --paper: #14191f; --ink: #e4e9ee; --faint: #9fadba; --grid: #36414c;
   --good: #5cc98a; --warn: #e0a94a; --bad: #ff8a80;
   --series-1: #6cb0f2; --series-2: #f0955a; --series-3: #5cc98a; --series-4: #c49be8; } }
-body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); max-width: 62rem;
+body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); max-width: 66rem;
   margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2.2rem; }
 .wide { overflow-x: auto; } table { border-collapse: collapse; margin: .5rem 0; }
-th, td { padding: .25rem .9rem .25rem 0; text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
+th, td { padding: .25rem .7rem .25rem 0; text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
 th { font-weight: 600; border-bottom: 1px solid var(--grid); color: var(--faint); }
 th.text, td.text { text-align: left; white-space: normal; min-width: 7rem; }
-svg { width: 100%; height: auto; } svg text { font-family: system-ui, sans-serif; }
+svg { width: 100%; min-width: 38rem; height: auto; } svg text { font-family: system-ui, sans-serif; }
 .note { color: var(--faint); } .ok { color: var(--good); }
 .warning { color: var(--warn); } .error { color: var(--bad); }
 pre { white-space: pre-wrap; overflow-wrap: anywhere; border-left: 3px solid var(--grid); padding-left: .8rem; }
@@ -31,7 +31,7 @@ def document(title: str, parts: Sequence[str]) -> str:
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body>\n<h1>{escape(title)}</h1>\n"
-        + "\n".join(part for part in parts if part)
+        + "\n".join(f'<div class="wide">{part}</div>' if part.startswith("<svg") else part for part in parts if part)
         + "\n</body></html>\n"
     )
 
