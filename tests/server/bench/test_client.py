@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -6,6 +7,8 @@ from hypothesis import strategies as st
 
 from server.bench.client import Client, Outcome, read_answer
 from server.bench.prompts import BenchError, Target
+from tests.fakes.engine import Start
+from tests.server.bench.conftest import engine
 
 
 def event(**value: object) -> bytes:
@@ -68,6 +71,7 @@ async def test_a_server_that_is_not_there_is_an_error_of_the_request() -> None:
     assert "cannot connect" in got.error
 
 
-async def test_a_request_beyond_its_limit_is_given_up(target: Target) -> None:
-    slow = await Client(target, lambda: 0.0).complete([1, 2], 5, 0.0, 0.001)
-    assert slow.error == "no complete answer within 0.001 s"
+async def test_a_request_beyond_its_limit_is_given_up(tmp_path: Path) -> None:
+    with engine(tmp_path, Start(answer={"first_delay": 2.0})) as (target, _):
+        slow = await Client(target, lambda: 0.0).complete([1, 2], 5, 0.0, 0.1)
+    assert slow.error == "no complete answer within 0.1 s"
