@@ -8,13 +8,15 @@ from functools import cache
 
 from engine import gpus, progress, volta
 
+PLATFORMS = {"Volta": "engine.platform.VoltaPlatform", "CPU": "engine.cpu_platform.RecordingCpuPlatform"}
+
 
 def platform() -> str | None:
-    """The path of the overlay's platform where V100s are visible; None leaves the platform to vLLM.
+    """The path of the overlay's platform for V100s or for CPUs; None leaves the platform to vLLM.
 
     vLLM swallows what is raised here, so a refusal waits for `register`.
     """
-    return "engine.platform.VoltaPlatform" if _chosen_platform().choice == "Volta" else None
+    return PLATFORMS.get(_chosen_platform().choice)
 
 
 def _chosen_platform() -> volta.Choice:
