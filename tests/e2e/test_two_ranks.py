@@ -34,7 +34,7 @@ def test_a_killed_rank_turns_health_to_503_with_the_reason_and_the_service_comes
         assert ranks.keys() == {"VLLM::Worker_TP0", "VLLM::Worker_TP1"}
         ranks["VLLM::Worker_TP1"].kill()
         _, body = wait_until(lambda: (h := service.health()) and h[0] == 503 and h, 10, "503 after a rank was killed")
-        wait_until(lambda: (h := service.health()) and h[1]["last_exit"], 10, "the engine has ended")
+        wait_until(lambda: (h := service.health()) and h[1]["diagnosis"], 20, "the engine has ended and said why")
         _, body = service.health() or (0, {})
         assert "Worker proc VllmWorker-1 died unexpectedly" in body["last_exit"]
         assert body["diagnosis"]["id"] == "rank-died"
