@@ -62,7 +62,7 @@ def test_a_preset_of_v100s_is_explained_by_the_engines_own_code(model: Path) -> 
     assert told["all-reduce"] == "NCCL"
     assert told["CUDA graphs"] != "off"
     assert told["attention backend"]
-    assert told["kernel for 1 token"]
+    assert any(what.startswith("kernel for 1 ") for what in told)
     assert choices(f"--model {model} --preset v100x2-16g-pcie")["CUDA graphs"] == "off"
 
 

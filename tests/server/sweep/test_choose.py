@@ -65,7 +65,8 @@ def test_the_best_becomes_a_preset_that_says_what_was_measured_and_what_was_not(
     path = write_preset(tmp_path, as_preset(base, config, chosen, "57.8 tok/s at ×8"), "Written by a test.")
     preset = load_preset(path)
     assert preset.name == path.stem == "cpu-smoke-swept"
-    assert preset.flags() == {**base.flags(), "dtype": "bfloat16", "max-model-len": 2048, "max-num-seqs": 4}
+    varied = {"dtype": "bfloat16", "enforce-eager": True, "max-num-seqs": 4}
+    assert preset.flags() == {**base.flags(), **varied, "max-model-len": 2048}
     assert preset.limits["max-num-seqs"].provenance == "measured"
     assert preset.limits["max-num-seqs"].source == "57.8 tok/s at ×8"
     assert "max-model-len" not in preset.limits, "what was given, not varied, is not called measured"
