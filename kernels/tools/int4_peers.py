@@ -7,14 +7,13 @@ files alone.
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from kernels.tools import vllm_file
 
 AWQ_FILE = Path("model_executor/layers/quantization/awq_triton.py")
 TINYGEMM_GROUP, TINYGEMM_INNER_TILES = 32, 8
@@ -41,25 +40,7 @@ def awq(vllm: Path) -> Callable[[int, int, int, int], list[Launch]]:
     import triton
     import triton.language
 
-    path = vllm / AWQ_FILE
-    if not path.is_file():
-        raise FileNotFoundError(f"vllm: expected {AWQ_FILE} in {vllm}, found none")
-    stub = types.ModuleType("vllm.triton_utils")
-    vars(stub).update(triton=triton, tl=triton.language)
-    before = {name: sys.modules.get(name) for name in ("vllm", "vllm.triton_utils")}
-    sys.modules.update({"vllm": types.ModuleType("vllm"), "vllm.triton_utils": stub})
-    try:
-        spec = importlib.util.spec_from_file_location("voltserve_awq_peer", path)
-        if spec is None or spec.loader is None:
-            raise ImportError(f"vllm: expected a Python file at {path}")
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del sys.modules[name]
-            else:
-                sys.modules[name] = value
+    module = vllm_file.load(vllm, AWQ_FILE, {"vllm.triton_utils": {"triton": triton, "tl": triton.language}})
 
     def calls(m: int, n: int, k: int, copies: int) -> list[Launch]:
         x = torch.randn(m, k, device="cuda").half()

@@ -6,12 +6,12 @@ stood in for, so that it runs beside any torch and needs no vLLM that works on t
 
 from __future__ import annotations
 
-import importlib.util
 import logging
-import sys
 import types
 from pathlib import Path
 from typing import Any
+
+from kernels.tools import vllm_file
 
 FILE = Path("v1/attention/ops/triton_unified_attention.py")
 SEGMENTS = 16  # of a sequence in decoding, as vLLM's TritonAttentionMetadataBuilder has it
@@ -23,34 +23,13 @@ def load(vllm: Path) -> Any:
     import triton
     import triton.language
 
-    path = vllm / FILE
-    if not path.is_file():
-        raise FileNotFoundError(f"vllm: expected {FILE} in {vllm}, found none")
     stubs = {
         "vllm.envs": {"VLLM_BATCH_INVARIANT": False},
         "vllm.logger": {"init_logger": logging.getLogger},
         "vllm.platforms": {"current_platform": types.SimpleNamespace(fp8_dtype=lambda: torch.float8_e4m3fn)},
         "vllm.triton_utils": {"triton": triton, "tl": triton.language},
     }
-    before = {name: sys.modules.get(name) for name in ("vllm", *stubs)}
-    sys.modules["vllm"] = parent = types.ModuleType("vllm")
-    for name, values in stubs.items():
-        stub = sys.modules[name] = types.ModuleType(name)
-        vars(stub).update(values)
-        setattr(parent, name.split(".")[1], stub)
-    try:
-        spec = importlib.util.spec_from_file_location("voltserve_triton_peer", path)
-        if spec is None or spec.loader is None:
-            raise ImportError(f"vllm: expected a Python file at {path}")
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    finally:
-        for name, value in before.items():
-            if value is None:
-                sys.modules.pop(name, None)
-            else:
-                sys.modules[name] = value
-    return module
+    return vllm_file.load(vllm, FILE, stubs)
 
 
 def launcher(
