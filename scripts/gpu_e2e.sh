@@ -10,26 +10,10 @@ ARCHIVE=${OUT:-$PWD/build/gpu_e2e/out}/results.tar.xz
 WORK=${WORK:-/tmp/gpu_e2e}
 OUT=$WORK/out
 PACK=build/gpu_e2e
-mkdir -p "$OUT" "$WORK/site" "$(dirname "$ARCHIVE")"
-
-if [[ ! -f $WORK/unpacked ]]; then
-  tar xJf $PACK/site.tar.xz -C "$WORK/site" && tar xJf $PACK/kernels.tar.xz -C "$WORK/site" && touch "$WORK/unpacked"
-fi
+source scripts/gpu_e2e/environment.sh
 # Parts of the model may come with different calls.
 cp -u $PACK/model.0? "$WORK/" 2>/dev/null
-export PYTHONPATH=$WORK/site:$PWD:$PWD/scripts/gpu_e2e LD_LIBRARY_PATH=$WORK/site:${LD_LIBRARY_PATH:-}
-export VOLTSERVE_FORCE_VOLTA=1 HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 PYTHONUNBUFFERED=1 VLLM_CACHE_ROOT=$WORK/cache
 SHM=/dev/shm/gpu_e2e
-
-# step SECONDS NAME COMMAND…
-step() {
-  local limit=$1 name=$2 began=$SECONDS; shift 2
-  timeout -k 5 "$limit" "$@" >"$OUT/$name.log" 2>&1
-  local code=$?
-  echo "[$name] exit $code, $((SECONDS - began)) s"
-  [[ $code == 0 ]] || tail -n "${TAIL:-25}" "$OUT/$name.log" | cut -c1-300
-  return $code
-}
 
 # Whether everything can be imported, and what an eager step of a small model is made of.
 small() {

@@ -11,25 +11,9 @@ WORK=${WORK:-/tmp/gpu_e2e}
 OUT=$WORK/tp2
 PACK=build/gpu_e2e
 SHM=/dev/shm/gpu_tp2
-mkdir -p "$OUT" "$WORK/site" "$(dirname "$ARCHIVE")"
-
-if [[ ! -f $WORK/unpacked ]]; then
-  tar xJf $PACK/site.tar.xz -C "$WORK/site" && tar xJf $PACK/kernels.tar.xz -C "$WORK/site" && touch "$WORK/unpacked"
-fi
-export PYTHONPATH=$WORK/site:$PWD:$PWD/scripts/gpu_e2e LD_LIBRARY_PATH=$WORK/site:${LD_LIBRARY_PATH:-}
-export VOLTSERVE_FORCE_VOLTA=1 HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 PYTHONUNBUFFERED=1 VLLM_CACHE_ROOT=$WORK/cache
+source scripts/gpu_e2e/environment.sh
 export VLLM_HOST_IP=127.0.0.1 GLOO_SOCKET_IFNAME=lo NCCL_SOCKET_IFNAME=lo NCCL_NVLS_ENABLE=0
 DEVICE=$(nvidia-smi --query-gpu=name --format=csv,noheader | sort | uniq -c | xargs)
-
-# step SECONDS NAME COMMAND…
-step() {
-  local limit=$1 name=$2 began=$SECONDS; shift 2
-  timeout -k 5 "$limit" "$@" >"$OUT/$name.log" 2>&1
-  local code=$?
-  echo "[$name] exit $code, $((SECONDS - began)) s"
-  [[ $code == 0 ]] || tail -n "${TAIL:-25}" "$OUT/$name.log" | cut -c1-300
-  return $code
-}
 
 # What `voltserve doctor` tries out, for real.
 probes() {
