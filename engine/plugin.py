@@ -27,7 +27,7 @@ def _chosen_platform() -> volta.Choice:
 
 @cache
 def register() -> None:
-    """Registers the quantization method, the load format, CPU layers and the patches; a second call does nothing.
+    """Registers quantization, load format, layers, patches and Triton's driver; a second call does nothing.
 
     Raises:
         PatchMismatchError: something we replace is not what it was when the patch was written.
@@ -37,7 +37,7 @@ def register() -> None:
     from vllm.model_executor.model_loader import register_model_loader
     from vllm.platforms import current_platform
 
-    from engine import awq, cpu_attention, cpu_layers, gdn, norms, patches, process
+    from engine import awq, cpu_attention, cpu_layers, gdn, norms, patches, process, triton_driver
     from engine.loader import LOAD_FORMAT, ReportingLoader
     from engine.quantization import NAME, QuasarNvfp4Config
 
@@ -49,6 +49,10 @@ def register() -> None:
         cpu_attention.register()
     elif not current_platform.has_device_capability(75):
         awq.register()
+        compiler = triton_driver.compiler(os.environ)
+        progress.settle(volta.choose_launchers(compiler))
+        if not compiler:
+            triton_driver.activate()
     gdn.register()
     norms.register()
     register_quantization_config(NAME)(QuasarNvfp4Config)

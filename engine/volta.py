@@ -160,6 +160,16 @@ def choose_graphs(*, enforce_eager: bool) -> Choice:
     )
 
 
+def choose_launchers(compiler: str) -> Choice:
+    """Who loads and launches Triton's kernels; `compiler`: the C compiler that Triton's own launchers need, or ""."""
+    what = "launchers of Triton's kernels"
+    if compiler:
+        return Choice(what, "Triton's", f"compiled as they are needed by {compiler}")
+    return Choice(
+        what, "engine.triton_driver", "there is no C compiler with Python's headers to make Triton's own with"
+    )
+
+
 def explain(given: dict[str, Any]) -> list[Choice]:
     """The decisions that need no GPU.
 
