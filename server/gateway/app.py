@@ -1,6 +1,7 @@
 """The gateway's application: the table of proxied routes, voltserve's own routes, and errors in one form."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -13,11 +14,11 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from server.config import Config
+from server.config import Settings
 from server.gateway import health
 from server.gateway.access import AccessMiddleware
 from server.gateway.errors import APIError
-from server.gateway.gpus import GpuMeter
+from server.gateway.gpus import GpuFigures, GpuMeter, Reading
 from server.gateway.guard import Guard
 from server.gateway.metrics import Metrics
 from server.gateway.openapi import document
@@ -33,20 +34,23 @@ class Gateway:
     """The ASGI application (`app`), its `routes`, its metrics and its count of requests in flight.
 
     Args:
-        config: where the gateway's own settings are.
+        config: the gateway's own settings.
         pool: the engines.
+        gpus: reads the engines' GPUs; those of this machine's engines by default.
 
     Raises:
         ConfigError: the file of API keys cannot be used.
     """
 
-    def __init__(self, config: Config, pool: Pool) -> None:
-        self.metrics = Metrics([one.name for one in pool.upstreams])
+    def __init__(self, config: Settings, pool: Pool, gpus: Callable[[], list[Reading]] | None = None) -> None:
+        self.metrics = Metrics(several=pool.several)
         self.in_flight = InFlight()
         self.metrics.in_flight.set_function(lambda: self.in_flight.count)
         self.metrics.queued.set_function(lambda: pool.waiting)
+        self._config = config
         self._pool = pool
         self._guard = Guard(config)
+        self._documented: tuple[list[str], Response] = [], Response()
         # The document is made of the table of routes: FastAPI knows only of those that it answers itself.
         app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
         straight: dict[tuple[str, str], ASGIApp] = {}
@@ -56,20 +60,26 @@ class Gateway:
             straight[route.method, route.path] = ServerErrorMiddleware(proxy, _bug)
         app.router.routes.append(LabelledRoute("/v1/models", self._models, methods=["GET"]))
         app.router.routes.append(LabelledRoute("/v1/models/{model:path}", self._one_model, methods=["GET"]))
-        devices = {gpu.uuid: gpu for one in pool.upstreams for gpu in one.config.devices.gpus}
-        gpus = GpuMeter(list(devices.values()))
-        self.metrics.registry.register(gpus)
+        if gpus is None:
+            devices = {gpu.uuid: gpu for one in pool.upstreams for gpu in one.config.devices.gpus}
+            gpus = GpuMeter(list(devices.values())).read
+        self.metrics.registry.register(GpuFigures(gpus))
         app.include_router(health.router(config, pool, self.metrics, gpus))
         page = status_page()
         app.router.routes.append(LabelledRoute("/", page, methods=["GET"]))
-        names = sorted({name for one in pool.upstreams for name in one.models})
-        described = JSONResponse(document(config, names))
-        app.router.routes.append(LabelledRoute("/openapi.json", described, methods=["GET"]))
+        app.router.routes.append(LabelledRoute("/openapi.json", self._described, methods=["GET"]))
         app.add_exception_handler(HTTPException, _http_error)
         app.add_exception_handler(APIError, _api_error)
         app.add_exception_handler(Exception, _bug)
         self.routes = tuple(app.routes)
         self.app: ASGIApp = AccessMiddleware(_with_cors(_Straight(straight, app), config.cors_origins), self.metrics)
+
+    async def _described(self, _: Request) -> Response:
+        """`GET /openapi.json`, made anew only when other models are served."""
+        models = self._pool.models
+        if models != self._documented[0]:
+            self._documented = models, JSONResponse(document(self._config, models))
+        return self._documented[1]
 
     async def _models(self, request: Request) -> Response:
         """`GET /v1/models`."""

@@ -1,7 +1,7 @@
 """Memory and temperature of the engine's GPUs now, for `/health`, `/metrics` and the status page."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,17 +24,19 @@ log = structlog.get_logger("voltserve.gateway")
 
 @dataclass(frozen=True)
 class Reading:
-    """One GPU now: bytes, and °C where the card tells. `index` counts the engine's GPUs."""
+    """One GPU now: bytes, and °C where the card tells. `index` counts the engine's GPUs, after `replica/` where
+    engines are on several machines.
+    """
 
-    index: int
+    index: int | str
     name: str
     memory_used: int
     memory_total: int
     temperature: int | None
 
 
-class GpuMeter(Collector):
-    """Reads the given GPUs through NVML, and is their Prometheus collector. Without GPUs, NVML is never loaded."""
+class GpuMeter:
+    """Reads the given GPUs through NVML. Without GPUs, NVML is never loaded."""
 
     def __init__(self, devices: Sequence[Device]) -> None:
         self._devices = tuple(devices)
@@ -65,9 +67,16 @@ class GpuMeter(Collector):
             self._handles = None
             return []
 
+
+class GpuFigures(Collector):
+    """What `read` says of GPUs, for Prometheus."""
+
+    def __init__(self, read: Callable[[], list[Reading]]) -> None:
+        self._read = read
+
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """Prometheus gauges."""
-        readings = self.read()
+        readings = self._read()
         for name, meaning, field in FIGURES:
             family = GaugeMetricFamily(f"voltserve_gpu_{name}", meaning, labels=["gpu"])
             for one in readings:

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 from starlette.types import Receive, Scope
 
-from server.config import Config
+from server.config import Settings
 from server.gateway.errors import APIError
 from server.gateway.limits import Client, ClientLimits
 from server.keys import KeyRing, KeysUnreadableError
@@ -20,7 +20,7 @@ class Guard:
         ConfigError: the file of API keys cannot be used.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Settings) -> None:
         self._config = config
         self._keys = KeyRing(Path(config.keys_file)) if config.keys_file else None
         self.limits = ClientLimits()

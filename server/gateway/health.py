@@ -3,6 +3,7 @@
 import asyncio
 import importlib.metadata
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -10,8 +11,8 @@ import httpx
 from fastapi import APIRouter
 from starlette.responses import JSONResponse, Response
 
-from server.config import Config
-from server.gateway.gpus import GpuMeter
+from server.config import Config, Settings
+from server.gateway.gpus import Reading
 from server.gateway.metrics import CONTENT_TYPE, Metrics
 from server.gateway.pool import Pool, Upstream
 from server.supervisor import Status
@@ -45,21 +46,21 @@ def pool_report(pool: Pool, began: float) -> dict[str, Any]:
     """The body of `/health` but for GPUs. Of several engines, that of the first one missed, and all as `engines`."""
     shown = next(iter(pool.lacking() or (one for one in pool.upstreams if one.ready)))
     body = report(shown.config, shown.status(), began)
-    if len(pool.upstreams) > 1:
+    if pool.several:
         body["engines"] = [{"name": one.name, **report(one.config, one.status(), began)} for one in pool.upstreams]
     return body
 
 
-def versions(config: Config) -> dict[str, Any]:
+def versions(config: Settings, pool: Pool) -> dict[str, Any]:
     """The body of `/version`; versions from the installed distributions, without importing them."""
     return {
         **{name: importlib.metadata.version(name) for name in ("voltserve", "vllm", "torch")},
         "preset": config.preset,
-        "model": config.served_model_name[0],
+        "model": pool.upstreams[0].models[0],
     }
 
 
-def router(config: Config, pool: Pool, metrics: Metrics, gpus: GpuMeter) -> APIRouter:
+def router(config: Settings, pool: Pool, metrics: Metrics, gpus: Callable[[], list[Reading]]) -> APIRouter:
     """The routes, over the given configuration, engines and GPUs."""
     routes = APIRouter()
     began = time.monotonic()
@@ -68,7 +69,7 @@ def router(config: Config, pool: Pool, metrics: Metrics, gpus: GpuMeter) -> APIR
     @routes.api_route("/health/ready", methods=["GET", "HEAD"])
     async def health() -> JSONResponse:
         """200 only while every model has an engine that is ready."""
-        body = {**pool_report(pool, began), "gpus": [asdict(gpu) for gpu in gpus.read()]}
+        body = {**pool_report(pool, began), "gpus": [asdict(gpu) for gpu in gpus()]}
         return JSONResponse(body, 503 if pool.lacking() else 200)
 
     @routes.api_route("/health/live", methods=["GET", "HEAD"])
@@ -79,7 +80,7 @@ def router(config: Config, pool: Pool, metrics: Metrics, gpus: GpuMeter) -> APIR
     @routes.api_route("/version", methods=["GET", "HEAD"])
     async def version() -> JSONResponse:
         """What runs here."""
-        return JSONResponse(versions(config))
+        return JSONResponse(versions(config, pool))
 
     @routes.api_route("/metrics", methods=["GET", "HEAD"])
     async def scrape() -> Response:

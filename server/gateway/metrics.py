@@ -1,7 +1,7 @@
 """voltserve's own metrics, and the engine's appended to them, as one Prometheus text without duplicate series."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
 
@@ -18,11 +18,11 @@ class Metrics:
     """The gateway's metrics, in a registry of their own.
 
     Args:
-        engines: the engines' names. Where there are several, what each has its own of carries the label `replica`.
+        several: whether there are several engines; what each has its own of then carries the label `replica`.
     """
 
-    def __init__(self, engines: Sequence[str] = ("",)) -> None:
-        of_each = ["replica"] if len(engines) > 1 else []
+    def __init__(self, *, several: bool = False) -> None:
+        of_each = ["replica"] if several else []
         disable_created_metrics()  # type: ignore[no-untyped-call]  # a creation time beside each series, which nobody reads
         self.registry = CollectorRegistry()
         self.state = Gauge(
@@ -68,7 +68,7 @@ class Metrics:
             ["route"],
             registry=self.registry,
         )
-        self._several = len(engines) > 1
+        self._several = several
 
     def observer(self, engine: str = "") -> Callable[[Status], None]:
         """Takes over an engine's status each time it is called."""
@@ -86,6 +86,13 @@ class Metrics:
             seen = status.restarts
 
         return observe
+
+    def forget(self, engine: str) -> None:
+        """Drops the series of an engine that is gone for good."""
+        for state in State:
+            self.state.remove(engine, state.value)
+        self.load_progress.remove(engine)
+        self.restarts.remove(engine)
 
     def render(self, engine_texts: Mapping[str, str]) -> bytes:
         """Our metrics and then the engines', by name; a family of theirs that has a name of ours is left out."""

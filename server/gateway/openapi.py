@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from server.config import Config
+from server.config import Settings
 from server.gateway.errors import APIError
 from server.gateway.routes import OWN, PROXIED, OwnRoute, ProxiedRoute
 
@@ -31,7 +31,7 @@ RETRY_AFTER = {"description": "Seconds until it is worth another try", "schema":
 _WITH_RETRY_AFTER = frozenset({429, 503})
 
 
-def document(config: Config, models: list[str]) -> dict[str, Any]:
+def document(config: Settings, models: list[str]) -> dict[str, Any]:
     """The document.
 
     Args:
@@ -70,7 +70,7 @@ def _schemas() -> dict[str, Any]:
     return schemas
 
 
-def _limits(config: Config) -> str:
+def _limits(config: Settings) -> str:
     said = [
         f"A body has at most {config.max_body_bytes} bytes and comes within {config.body_timeout:g} s.",
         f"A prompt has at most {config.max_prompt_chars} characters or tokens.",
@@ -83,7 +83,7 @@ def _limits(config: Config) -> str:
     return " ".join(said)
 
 
-def _proxied(route: ProxiedRoute, config: Config) -> dict[str, Any]:
+def _proxied(route: ProxiedRoute, config: Settings) -> dict[str, Any]:
     content = {"application/json": {"schema": _reference(route.response)}}
     if route.streams:
         content["text/event-stream"] = {"schema": _reference("Event")}
@@ -97,7 +97,7 @@ def _proxied(route: ProxiedRoute, config: Config) -> dict[str, Any]:
     return _locked(operation, config, needs_key=True)
 
 
-def _own(route: OwnRoute, config: Config) -> dict[str, Any]:
+def _own(route: OwnRoute, config: Settings) -> dict[str, Any]:
     schema = _reference(route.schema) if route.schema else {"type": "string"}
     answer = {"description": route.about, "content": {route.media: {"schema": schema}}}
     responses = {"200": answer, **_errors((408, 431), config)}
@@ -124,11 +124,11 @@ def _operation(path: str, method: str, about: str) -> dict[str, Any]:
     return {"operationId": "_".join([method.lower(), *words]), "summary": about, "parameters": parameters}
 
 
-def _locked(operation: dict[str, Any], config: Config, *, needs_key: bool) -> dict[str, Any]:
+def _locked(operation: dict[str, Any], config: Settings, *, needs_key: bool) -> dict[str, Any]:
     return {**operation, "security": [{"key": []}]} if config.keys_file and needs_key else operation
 
 
-def _errors(statuses: Any, config: Config) -> dict[str, Any]:
+def _errors(statuses: Any, config: Settings) -> dict[str, Any]:
     return {
         str(status): {"$ref": f"#/components/responses/{_name(status)}"}
         for status in statuses

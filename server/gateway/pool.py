@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from dataclasses import dataclass
 from math import ceil
 from urllib.parse import quote
@@ -19,11 +19,12 @@ from server.supervisor import State, Status
 LOOK_UP_LIMIT = 5.0  # seconds in which an engine must say whether it keeps a response
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Upstream:
     """One engine: what it was started from, how it is reached, its state now, and who is at it.
 
-    Clients' requests go through `exchange`, the gateway's own few through `client`.
+    Clients' requests go through `exchange`, the gateway's own few through `client`. `node` is the machine it runs on,
+    empty for this one.
     """
 
     config: Config
@@ -31,6 +32,7 @@ class Upstream:
     exchange: Exchange
     status: Callable[[], Status]
     admission: Admission
+    node: str = ""
 
     @property
     def name(self) -> str:
@@ -49,10 +51,22 @@ class Upstream:
 
 
 class Pool:
-    """One or more engines, of which several may serve the same model."""
+    """Engines, of which several may serve the same model.
 
-    def __init__(self, upstreams: Sequence[Upstream]) -> None:
+    Args:
+        upstreams: the engines; at least one.
+        several: whether engines are told apart by name. One that is not gets every request, and judges names itself.
+            None: there are several.
+    """
+
+    def __init__(self, upstreams: Sequence[Upstream], several: bool | None = None) -> None:
         self.upstreams = tuple(upstreams)
+        self.several = len(upstreams) > 1 if several is None else several
+
+    @property
+    def models(self) -> list[str]:
+        """The names that requests can ask for."""
+        return sorted({name for one in self.upstreams for name in one.models})
 
     @property
     def running(self) -> int:
@@ -64,23 +78,28 @@ class Pool:
         """Requests in the queues."""
         return sum(one.admission.waiting for one in self.upstreams)
 
-    def choose(self, model: object) -> Upstream:
-        """The ready engine with the fewest requests among those that serve `model`. One alone gets every request, and
-        judges names itself.
+    def choose(self, model: object, tried: Collection[Upstream] = ()) -> Upstream:
+        """The ready engine with the fewest requests among those that serve `model` and are none of `tried`; one on
+        another machine than these comes first. One engine alone gets every request, and judges names itself.
 
         Raises:
             APIError: 400 or 404 where no engine serves the model, 503 where none that does is ready.
         """
-        serving = [one for one in self.upstreams if model in one.models] if len(self.upstreams) > 1 else self.upstreams
+        serving = [one for one in self.upstreams if model in one.models] if self.several else self.upstreams
         if not serving:
             if model is None:
                 raise APIError(400, "model_missing", "several models are served here: name one as `model`")
-            served = ", ".join(sorted({name for one in self.upstreams for name in one.models}))
+            served = ", ".join(self.models)
             raise APIError(404, "model_not_found", f"the model {str(model)[:100]!r} does not exist; served: {served}")
-        ready = [one for one in serving if one.ready]
+        ready = [one for one in serving if one.ready and one not in tried]
         if not ready:
             raise not_ready(serving[0].status())
-        return min(ready, key=lambda one: one.admission.running + one.admission.waiting)
+        nodes = {one.node for one in tried}
+        return min(ready, key=lambda one: (one.node in nodes, one.admission.running + one.admission.waiting))
+
+    def has_other(self, model: object, tried: Collection[Upstream]) -> bool:
+        """Whether an engine that serves `model`, and is none of `tried`, is ready."""
+        return self.several and any(one.ready and model in one.models and one not in tried for one in self.upstreams)
 
     def lacking(self) -> list[Upstream]:
         """Engines of models that no engine is ready to serve now."""
@@ -88,18 +107,20 @@ class Pool:
         return [one for one in self.upstreams if not served.issuperset(one.models)]
 
     @contextlib.asynccontextmanager
-    async def place(self, model: object, response_id: str = "") -> AsyncIterator[Upstream]:
+    async def place(
+        self, model: object, response_id: str = "", tried: Collection[Upstream] = ()
+    ) -> AsyncIterator[Upstream]:
         """A place at an engine for `model`, or at the one that keeps the response that the request is about. Whoever
         waited for an engine that has failed meanwhile goes to another.
 
         Raises:
             APIError: as `choose`, as `keeper` and as `Admission.enter`.
         """
-        keeper = await self.keeper(response_id) if response_id and len(self.upstreams) > 1 else None
-        upstream = await self._enter(model, keeper)
+        keeper = await self.keeper(response_id) if response_id and self.several else None
+        upstream = await self._enter(model, keeper, tried)
         while not upstream.ready:
             upstream.admission.leave()
-            upstream = await self._enter(model, keeper)
+            upstream = await self._enter(model, keeper, tried)
         try:
             yield upstream
         finally:
@@ -129,10 +150,10 @@ class Pool:
         )
         raise APIError(404, "response_not_found", message)
 
-    async def _enter(self, model: object, keeper: Upstream | None) -> Upstream:
+    async def _enter(self, model: object, keeper: Upstream | None, tried: Collection[Upstream]) -> Upstream:
         if keeper is not None and not keeper.ready:
             raise not_ready(keeper.status())
-        upstream = keeper or self.choose(model)
+        upstream = keeper or self.choose(model, tried)
         await upstream.admission.enter()
         return upstream
 

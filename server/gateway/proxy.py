@@ -2,7 +2,8 @@
 
 A client that goes away closes the request to the engine at once, before or after the first byte, which makes the engine
 abort the sequence. An engine that goes away never looks like a normal end: it is a 502 before the first byte, an error
-event at the end of an event stream, and a broken connection otherwise.
+event at the end of an event stream, and a broken connection otherwise. Where another engine serves the model, a request
+of which no byte of an answer has come goes to that one instead.
 """
 
 import asyncio
@@ -30,6 +31,8 @@ _PER_CONNECTION = frozenset(
 # A client's credentials are for the gateway; the id is set anew.
 _NOT_FOR_THE_ENGINE = _PER_CONNECTION | {b"authorization", b"cookie", b"x-request-id"}
 _NOT_FOR_THE_CLIENT = (_PER_CONNECTION | {b"date", b"server", b"x-request-id"}) - {b"content-length"}
+
+ENGINES_TRIED = 3  # for one request; one that kills the engines it comes to must not kill them all
 
 CLIENT_CLOSED = 499  # nginx's status for a request whose client went away; never sent, only logged and counted
 
@@ -99,21 +102,32 @@ class Proxy:
     async def _relay(
         self, scope: Scope, receive: Receive, send: Send, body: bytes, model: object, about: object
     ) -> None:
-        async with self._pool.place(model, about if isinstance(about, str) else "") as upstream:
-            with self._in_flight:
-                await self._relay_to(upstream, scope, receive, send, body)
+        tried: list[Upstream] = []
+        gone: APIError | None = None
+        while True:
+            try:
+                async with self._pool.place(model, about if isinstance(about, str) else "", tried) as upstream:
+                    with self._in_flight:
+                        await self._relay_to(upstream, scope, receive, send, body)
+            except EngineGoneError as error:  # before anything was sent
+                tried.append(upstream)
+                gone = _engine_gone(error, upstream)
+            except APIError as error:
+                raise gone or error from None  # no other engine to try: why the first failed says more
+            else:
+                return
+            if len(tried) == ENGINES_TRIED or not self._pool.has_other(model, tried):
+                raise gone
+            log.warning("tried at another engine", request_id=scope["state"]["request_id"], error=gone.message)
 
     async def _relay_to(self, upstream: Upstream, scope: Scope, receive: Receive, send: Send, body: bytes) -> None:
-        try:
-            async with upstream.exchange(self._route.method, target(scope), _request_headers(scope), body) as answer:
-                if answer.status >= 400:
-                    response = Response(await _mended(answer), answer.status, media_type="application/json")
-                    ended_well = False
-                else:
-                    response = None
-                    ended_well = await _relay_answer(answer, upstream, scope, send)
-        except EngineGoneError as error:  # before anything was sent
-            response = _engine_gone(error, upstream).response()
+        async with upstream.exchange(self._route.method, target(scope), _request_headers(scope), body) as answer:
+            if answer.status >= 400:
+                response = Response(await _mended(answer), answer.status, media_type="application/json")
+                ended_well = False
+            else:
+                response = None
+                ended_well = await _relay_answer(answer, upstream, self._pool.several, scope, send)
         if response is not None:
             await response(scope, receive, send)
         elif ended_well:
@@ -121,17 +135,28 @@ class Proxy:
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-async def _relay_answer(answer: Answer, upstream: Upstream, scope: Scope, send: Send) -> bool:
-    """Everything but the end. False where the connection must break instead of ending."""
+async def _relay_answer(answer: Answer, upstream: Upstream, hold: bool, scope: Scope, send: Send) -> bool:
+    """Everything but the end. False where the connection must break instead of ending.
+
+    Raises:
+        EngineGoneError: it went before anything was sent; with `hold` the head waits for the body's first byte.
+    """
     headers = [field for field in answer.headers if field[0] not in _NOT_FOR_THE_CLIENT]
-    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+    start = {"type": "http.response.start", "status": answer.status, "headers": headers}
     is_event_stream = dict(headers).get(b"content-type", b"").startswith(b"text/event-stream")
     at_event_end = True
+    if not hold:
+        await send(start)
     try:
         async for chunk in answer.chunks():
+            if hold:
+                hold = False
+                await send(start)
             at_event_end = chunk.endswith((b"\n\n", b"\r\n\r\n"))
             await send({"type": "http.response.body", "body": chunk, "more_body": True})
     except EngineGoneError as error:
+        if hold:
+            raise
         broken = _engine_gone(error, upstream)
         log.warning("response broke off", request_id=scope["state"]["request_id"], error=broken.message)
         scope["state"]["outcome"] = broken.status
@@ -140,6 +165,8 @@ async def _relay_answer(answer: Answer, upstream: Upstream, scope: Scope, send: 
         if not (is_event_stream and at_event_end):
             return False
         await send({"type": "http.response.body", "body": broken.event(), "more_body": True})
+    if hold:  # a response without a body
+        await send(start)
     return True
 
 

@@ -56,6 +56,8 @@ class Engine:
     status: Status = field(
         default_factory=lambda: Status(State.READY, "for a test", time.monotonic(), time.monotonic())
     )
+    node: str = ""
+    exchange: Exchange | None = None  # instead of one with `fake`
     fake: FakeEngine = field(init=False)
 
     def __post_init__(self) -> None:
@@ -68,7 +70,8 @@ class Engine:
         client = httpx.AsyncClient(transport=httpx.ASGITransport(self.fake.app), base_url="http://engine", timeout=60)
         admission = Admission(config.max_in_flight, config.queue_size, config.queue_timeout)
         own = config.model_copy(update={"name": self.name, "served_model_name": self.models})
-        return Upstream(own, client, exchange_through(client), lambda: self.status, admission)
+        exchange = self.exchange or exchange_through(client)
+        return Upstream(own, client, exchange, lambda: self.status, admission, self.node)
 
 
 class InProcess:

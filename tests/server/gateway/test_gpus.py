@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from server.devices import Device
 from server.gateway import gpus
-from server.gateway.gpus import GpuMeter, Reading
+from server.gateway.gpus import GpuFigures, GpuMeter, Reading
 from tests.server.gateway.inprocess import InProcess
 
 V100 = Device("Tesla V100-PCIE-16GB", "GPU-1", "7.0", 16, nvlink=False)
@@ -55,7 +55,7 @@ def test_the_driver_is_asked_once_a_second_at_most(calls: list[str], monkeypatch
 
 def test_gauges_hold_what_is_known(calls: list[str]) -> None:
     registry = CollectorRegistry()
-    registry.register(GpuMeter([V100, OLD]))
+    registry.register(GpuFigures(GpuMeter([V100, OLD]).read))
     text = generate_latest(registry).decode()
     assert 'voltserve_gpu_memory_used_bytes{gpu="1"} 5.36870912e+09' in text
     assert 'voltserve_gpu_temperature_celsius{gpu="0"} 71.0' in text

@@ -77,7 +77,7 @@ def test_several_engines_are_told_apart_in_one_text() -> None:
 
 
 def test_each_of_several_engines_has_a_state_of_its_own() -> None:
-    metrics = Metrics(["x-0", "x-1"])
+    metrics = Metrics(several=True)
     for name, state in (("x-0", State.READY), ("x-1", State.FAILED)):
         metrics.observer(name)(status(state, restarts=len(state.value)))
     found = values(metrics.render({}).decode())

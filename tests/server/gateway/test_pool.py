@@ -1,9 +1,13 @@
 import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
 
 import pytest
 
+from server.gateway.exchange import Answer, EngineGoneError
 from server.supervisor import State
-from tests.server.gateway.inprocess import Engine, InProcess, error_of
+from tests.server.gateway.inprocess import Answered, Engine, InProcess, error_of
 
 
 def several(*flags: str) -> InProcess:
@@ -151,3 +155,58 @@ async def test_a_response_whose_engine_failed_is_not_looked_for_elsewhere() -> N
     here.engines[0].enter(State.FAILED)
     reply = await here.client.get(f"/v1/responses/{first}")
     assert (reply.status_code, error_of(reply)["code"]) == (404, "response_not_found")
+
+
+def breaking(engine: Engine, *, chunks: tuple[bytes, ...] = ()) -> Engine:
+    """An engine whose every answer ends after these chunks, as if its machine had lost its power."""
+
+    async def parts() -> AsyncIterator[bytes]:
+        for chunk in chunks:
+            yield chunk
+        raise EngineGoneError("its machine is gone")
+
+    @contextlib.asynccontextmanager
+    async def exchange(*_: object) -> AsyncIterator[Answer]:
+        engine.fake.stats["streams"] += 1
+        if not chunks:
+            raise EngineGoneError("its machine is gone")
+        yield Answered(200, [(b"content-type", b"text/event-stream")], parts)
+
+    engine.exchange = exchange
+    return engine
+
+
+async def test_a_request_whose_engine_goes_before_its_answer_is_answered_by_another() -> None:
+    dead = breaking(Engine("a-0", ("a",)))
+    here = InProcess(engines=(dead, Engine("a-1", ("a",))))
+    for stream in (False, True):
+        assert (await here.ask(model="a", stream=stream)).status_code == 200
+    assert dead.fake.stats["streams"] == 2, "it was asked first"
+    assert finished(here) == [0, 2]
+    assert 'voltserve_requests_refused_total{code="engine_unavailable"}' not in here.gateway.metrics.render({}).decode()
+
+
+async def test_a_response_that_has_begun_is_not_begun_again() -> None:
+    here = InProcess(engines=(breaking(Engine("a-0", ("a",)), chunks=(b"data: 1\n\n",)), Engine("a-1", ("a",))))
+    answer = await here.ask(model="a", stream=True)
+    assert answer.status_code == 200
+    first, second = answer.text.strip().split("\n\n")
+    assert first == "data: 1"
+    assert json.loads(second.removeprefix("data: "))["error"]["code"] == "engine_unavailable"
+    assert finished(here) == [0, 0]
+
+
+async def test_a_request_that_no_engine_survives_is_tried_three_times() -> None:
+    engines = tuple(breaking(Engine(f"a-{index}", ("a",))) for index in range(5))
+    here = InProcess(engines=engines)
+    answer = await here.ask(model="a")
+    assert (answer.status_code, error_of(answer)["code"]) == (502, "engine_unavailable")
+    assert [engine.fake.stats["streams"] for engine in engines] == [1, 1, 1, 0, 0]
+
+
+async def test_the_second_attempt_is_at_another_machine_where_there_is_one() -> None:
+    nodes = ("one", "one", "two")
+    engines = [breaking(Engine(f"a-{index}", ("a",), node=node)) for index, node in enumerate(nodes[:2])]
+    here = InProcess(engines=(*engines, Engine("a-2", ("a",), node="two")))
+    assert (await here.ask(model="a")).status_code == 200
+    assert [engine.fake.stats["streams"] for engine in engines] == [1, 0]
