@@ -3,8 +3,10 @@
 
 Three processes: a fake engine that emits a fixed number of tokens a second over all its streams, the real gateway code
 in front of it, and the clients here, which speak HTTP/1.1 by hand so that they cost the same on either way. Rounds
-alternate between the two ways, because the machine's load changes. With --socket, --url and --model a running
-service is measured instead (its engine's socket is in its log's "engine command").
+alternate between the two ways, because the machine's load changes. Time to first token is measured one request after
+another, under a steady load of 1, 8 and 32 streams, and for as many requests in the same instant, which queue for one
+core. With --socket, --url and --model a running service is measured instead (its engine's socket is in its log's
+"engine command").
 
     .venv/bin/python scripts/bench_gateway.py --out docs/results/gateway-overhead-DATE.json
 """
@@ -16,6 +18,7 @@ import gc
 import json
 import os
 import platform
+import random
 import socket
 import statistics
 import subprocess
@@ -30,6 +33,7 @@ from typing import Any
 
 RATE = 2000  # tokens a second that the fake engine emits, over all its streams
 STREAMS = (1, 8, 32)
+LENGTHS = (16, 112)  # tokens of an answer under a steady load: uniform, so that answers end and begin at all times
 PIECE = json.dumps(
     {
         "id": "cmpl-0123456789abcdef0123456789abcdef",
@@ -153,6 +157,33 @@ async def open_already(
     return _both({way: statistics.median(values) for way, values in firsts.items()})
 
 
+async def steady(
+    direct: Connect, through: Connect, body: dict[str, Any], count: int, rounds: int, seconds: float
+) -> dict[str, Any]:
+    """Time to first token under a load of `count` streams: each asks for the next answer when its last has ended.
+
+    Both ways in turn, `seconds` each. What was asked in the first tenth of a round is left out, since it began at once.
+    """
+    firsts: dict[str, list[float]] = {"direct": [], "gateway": []}
+    lengths = random.Random(count)  # noqa: S311  # lengths, not secrets
+
+    async def one_stream(connect: Connect, began: float, kept: list[float]) -> None:
+        while (now := time.perf_counter() - began) < seconds:
+            done = await stream(connect, {**body, "max_tokens": lengths.randint(*LENGTHS), "streams": count})
+            if now > seconds / 10:
+                kept.append(1000 * done.first)
+
+    for index in range(2 * rounds):
+        way, connect = (("direct", direct), ("gateway", through))[index % 2]
+        began = time.perf_counter()
+        await asyncio.gather(*(one_stream(connect, began, firsts[way]) for _ in range(count)))
+    return {
+        "requests_each_way": min(map(len, firsts.values())),
+        "p50": _both({way: statistics.median(values) for way, values in firsts.items()}),
+        "p99": _both({way: statistics.quantiles(values, n=100)[98] for way, values in firsts.items()}),
+    }
+
+
 def _both(median: dict[str, float]) -> dict[str, float]:
     """Milliseconds either way, and what the gateway adds."""
     rounded = {way: round(value, 3) for way, value in median.items()}
@@ -160,10 +191,10 @@ def _both(median: dict[str, float]) -> dict[str, float]:
 
 
 async def measure(
-    direct: Connect, through: Connect, body: dict[str, Any], tokens: int, rounds: int
+    direct: Connect, through: Connect, body: dict[str, Any], args: argparse.Namespace
 ) -> list[dict[str, Any]]:
     """Both ways at each number of streams, alternating."""
-    rows = []
+    rows, tokens, rounds = [], args.tokens, args.rounds
     for count in STREAMS:
         each = max(32, tokens // count)
         speeds: dict[str, list[float]] = {"direct": [], "gateway": []}
@@ -182,8 +213,13 @@ async def measure(
                 "tokens_each": each,
                 "tokens_per_second": {way: round(value, 1) for way, value in speed.items()},
                 "tokens_per_second_lost_percent": round(100 * (1 - speed["gateway"] / speed["direct"]), 2),
-                "ttft_p50_ms": _both({way: 1000 * statistics.median(values) for way, values in firsts.items()}),
-                "ttft_p50_ms_open_connections": await open_already(direct, through, body, count, 4 * rounds),
+                "ttft_ms_steady": await steady(direct, through, body, count, rounds, args.seconds),
+                "ttft_p50_ms_same_instant": _both(
+                    {way: 1000 * statistics.median(values) for way, values in firsts.items()}
+                ),
+                "ttft_p50_ms_same_instant_open_connections": await open_already(
+                    direct, through, body, count, 4 * rounds
+                ),
             }
         )
         print(json.dumps(rows[-1]), flush=True)
@@ -289,7 +325,7 @@ async def bench(
         "rounds": args.rounds,
         "gateway_cpu_time": costs,
         "ttft_p50_ms_sequential": single,
-        "streams": await measure(direct, through, body, args.tokens, args.rounds),
+        "streams": await measure(direct, through, body, args),
     }
 
 
@@ -299,6 +335,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="file for the results")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=2000, help="tokens of a round, over all streams")
+    parser.add_argument("--seconds", type=float, default=8, help="of steady load, each way, in a round")
     parser.add_argument("--singles", type=int, default=200, help="single requests for the time to first token")
     parser.add_argument("--requests", type=int, default=2000, help="requests to measure the gateway's CPU time by")
     parser.add_argument("--url", help="http://127.0.0.1:PORT of a running service, instead of the fake engine")
