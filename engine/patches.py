@@ -107,6 +107,11 @@ def _from_volta_on(original: Any) -> Any:
     return CompressedTensorsWNA16
 
 
+def _uncompiled(original: Callable[..., Any]) -> Callable[..., Any]:
+    function: Callable[..., Any] = original._torchdynamo_orig_callable  # type: ignore[attr-defined]  # torch's name
+    return function
+
+
 def is_loopback(hostname: str) -> bool:
     """Whether `hostname` is a loopback address or `localhost`."""
     try:
@@ -133,5 +138,14 @@ MANIFEST = (
         make=_from_volta_on,
         reason="it demands compute capability 7.5 although one of its kernels (exllama's) asks for 6.0 only",
         drop_when="vLLM leaves the capability to the kernels that it chooses from",
+    ),
+    Patch(
+        target="vllm.v1.sample.ops.topk_topp_sampler:compiled_random_sample",
+        distribution="vllm",
+        version="0.19.1",
+        fingerprint="f55691fb743028e9bee95a02865c57f38885f33a5497f83c6b6261d04ce16c03",
+        make=_uncompiled,
+        reason="a CPU engine compiles it at the first sampled request, which takes seconds, or dies without a compiler",
+        drop_when="vLLM compiles it with the platform's simple_compile_backend, as it does log probabilities",
     ),
 )

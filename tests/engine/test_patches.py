@@ -8,6 +8,7 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 from torch.distributed import rendezvous as meet
 
 from engine import patches
@@ -63,6 +64,15 @@ def test_a_mismatch_refuses_and_changes_nothing(spare: Patch, field: str, value:
     with pytest.raises(PatchMismatchError, match=rf"{__name__}:original of torch: expected {field} {value}, got "):
         patch.apply()
     assert original() == "old"
+
+
+def test_sampling_compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.v1.sample.ops import topk_topp_sampler
+
+    patches.apply()
+    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", lambda *_, **__: pytest.fail("compiled"))
+    logits = torch.tensor([[0.0, 1000.0, 0.0], [1000.0, 0.0, 0.0]])
+    assert topk_topp_sampler.compiled_random_sample(logits).tolist() == [1, 0]
 
 
 @pytest.mark.parametrize(
