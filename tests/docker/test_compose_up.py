@@ -132,7 +132,7 @@ def test_a_killed_engine_comes_back_inside_the_same_container(up: Project, clien
     reply = client.completions.create(model=SERVED_NAME, prompt="The capital of France is", max_tokens=8, temperature=0)
     assert "Paris" in reply.choices[0].text
     assert inspect(container)["RestartCount"] == 0
-    wait_until(lambda: up.query("voltserve_engine_restarts_total == 1"), LIMIT_S, "the restart in Prometheus")
+    wait_until(lambda: up.query("voltserve_engine_restarts_total == 1"), LIMIT_S, "the one restart in Prometheus")
 
 
 def test_keys_are_made_in_the_container_and_last(up: Project) -> None:
@@ -155,22 +155,29 @@ def test_keys_are_made_in_the_container_and_last(up: Project) -> None:
 
 
 def test_compose_stop_lets_a_running_answer_finish(up: Project, container: str) -> None:
-    received: list[str] = []
     body = {"model": SERVED_NAME, "prompt": "Count: 1, 2, 3,", "max_tokens": 150, "ignore_eos": True, "stream": True}
+    answers: list[list[str]] = []
 
-    def read() -> None:
-        with httpx.stream("POST", f"{up.url}/v1/completions", json=body, timeout=START_LIMIT_S) as reply:
-            received.extend(line for line in reply.iter_lines() if line)
+    def ask_until_refused() -> None:  # so that an answer is running when the signal comes, however long that takes
+        try:
+            while True:
+                with httpx.stream("POST", f"{up.url}/v1/completions", json=body, timeout=START_LIMIT_S) as reply:
+                    if reply.status_code != 200:
+                        return
+                    answers.append([])
+                    answers[-1].extend(line for line in reply.iter_lines() if line)
+        except httpx.TransportError:  # nobody listens any more
+            return
 
-    reader = threading.Thread(target=read)
-    reader.start()
-    wait_until(lambda: received, LIMIT_S, "the first token")
+    asking = threading.Thread(target=ask_until_refused)
+    asking.start()
+    wait_until(lambda: answers, LIMIT_S, "the first answer's begin")
     up.compose("stop", "cpu")
-    reader.join(LIMIT_S)
+    asking.join(LIMIT_S)
     logs = docker("logs", container)
     assert re.search(r"draining\s+in_flight=1", logs.stdout + logs.stderr)
-    assert received[-1] == "data: [DONE]"
-    assert json.loads(received[-2].removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
+    assert [answer[-1] for answer in answers] == ["data: [DONE]"] * len(answers)
+    assert json.loads(answers[-1][-2].removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
     state = inspect(container)["State"]
     assert (state["Status"], state["ExitCode"], state["OOMKilled"]) == ("exited", 0, False)
 
