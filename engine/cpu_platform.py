@@ -1,20 +1,16 @@
-"""vLLM's CPU platform, with a model's step recorded once and then replayed without its modules.
+"""vLLM's CPU platform, with a model's steps recorded unless asked otherwise (engine/recording.py).
 
-A step of a small model is a few hundred short operations, and Python's way through thirty layers of modules between
-them takes as long as they do. Dynamo records the operations while the engine warms up; nothing is compiled, so no
-compiler is needed and recording takes seconds, where vLLM's default for CPUs compiles for minutes.
+vLLM's own default for CPUs compiles for minutes.
 """
 
 from typing import TYPE_CHECKING
 
 from vllm.platforms.cpu import CpuPlatform
 
-from engine import progress
+from engine import progress, recording
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
-
-STEPS = "steps of the model"
 
 
 class RecordingCpuPlatform(CpuPlatform):  # type: ignore[misc]  # vLLM's classes are untyped
@@ -22,6 +18,17 @@ class RecordingCpuPlatform(CpuPlatform):  # type: ignore[misc]  # vLLM's classes
 
     # Of what vLLM compiles beside the model (sampling, log probabilities): not compiled either.
     simple_compile_backend = "eager"
+    ray_device_key = "GPU"  # engine/cpu_ray.py
+
+    @classmethod
+    def check_and_update_config(cls, vllm_config: "VllmConfig") -> None:
+        """vLLM's puts `mp` where `ray` was asked for."""
+        asked = vllm_config.parallel_config.distributed_executor_backend
+        super().check_and_update_config(vllm_config)
+        if asked == "ray":
+            from engine import cpu_ray
+
+            cpu_ray.use(vllm_config)
 
     @classmethod
     def apply_config_platform_defaults(cls, vllm_config: "VllmConfig") -> None:
@@ -32,10 +39,8 @@ class RecordingCpuPlatform(CpuPlatform):  # type: ignore[misc]  # vLLM's classes
         compilation, model = vllm_config.compilation_config, vllm_config.model_config
         if compilation.mode is not None:
             return
-        if model is not None and model.is_hybrid:
-            compilation.mode = CompilationMode.NONE
-            progress.decision(STEPS, "eager", "the model has recurrent layers, whose steps are not recorded")
-            return
-        compilation.mode = CompilationMode.DYNAMO_TRACE_ONCE
-        compilation.backend = "eager"
-        progress.decision(STEPS, "recorded", "replaying operations without the model's modules is faster")
+        compilation.mode = CompilationMode.NONE
+        hybrid = model is not None and model.is_hybrid
+        chosen = progress.settle(recording.choose(hybrid=hybrid, graphs=False, disabled=recording.disabled()))
+        if chosen.choice == recording.RECORDED:
+            recording.record(compilation)

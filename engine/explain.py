@@ -1,7 +1,7 @@
 """What the engine would decide on V100s, found out without one: `python -m engine.explain`, for `voltserve explain`.
 
-Reads what `volta.explain` takes, and `matrix` [rows, columns, group size] of a layer on one rank, as JSON from standard
-input; prints the choices as JSON.
+Reads what `volta.explain` takes, `hybrid` (recurrent layers), `recording_disabled`, and `matrix` [rows, columns, group
+size] of a layer on one rank, as JSON from standard input; prints the choices as JSON.
 """
 
 import json
@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict
 
-from engine import volta
+from engine import recording, volta
 from engine.volta import Choice
 
 V100_ARCH, V100_PROCESSORS = 70, 80
@@ -39,7 +39,8 @@ def main() -> None:
     """Reads, decides, prints."""
     given = json.load(sys.stdin)
     rows, columns, group_size = given.pop("matrix")
-    choices = volta.explain(given)
+    hybrid, graphs, disabled = given["hybrid"], not given["enforce_eager"], given["recording_disabled"]
+    choices = [*volta.explain(given), recording.choose(hybrid=hybrid, graphs=graphs, disabled=disabled)]
     import torch
     import voltserve_kernels  # noqa: F401 - registers torch.ops.voltserve
 

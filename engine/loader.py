@@ -9,11 +9,10 @@ import torch
 from torch import nn
 from vllm.config import CompilationMode, ModelConfig, VllmConfig
 from vllm.config.load import LoadConfig
-from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 from vllm.platforms import current_platform
 
-from engine import cpu_attention, progress
+from engine import cpu_attention, progress, recording
 from engine.overflow import OverflowCheck
 from quant.safetensors_file import INDEX_NAME
 
@@ -32,7 +31,9 @@ class ReportingLoader(DefaultModelLoader):  # type: ignore[misc]  # vLLM's class
         progress.phase("weights")
         model: nn.Module = super().load_model(vllm_config, model_config, prefix)
         if vllm_config.compilation_config.mode == CompilationMode.NONE:
-            call_attention_directly(model)
+            recording.call_attention_directly(model)
+        elif vllm_config.compilation_config.backend == recording.BACKEND:
+            recording.allow_eager(model)
         if current_platform.device_type == "cpu":
             cpu_attention.spare_openmp(model)
         reason = "all parameters and buffers of this rank, once loaded"
@@ -74,13 +75,6 @@ class ReportingLoader(DefaultModelLoader):  # type: ignore[misc]  # vLLM's class
             yield name, tensor
             # Only now has vLLM copied the bytes out of the mapped file.
             self._progress.advance(tensor.nbytes, file)
-
-
-def call_attention_directly(model: nn.Module) -> None:
-    """Has attention layers call their backend, not an operator that calls it: that serves compilation only."""
-    for module in model.modules():
-        if isinstance(module, Attention):
-            module.use_direct_call = True
 
 
 def bytes_held(model: nn.Module, loaded: Mapping[str, int]) -> int:

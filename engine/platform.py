@@ -16,7 +16,7 @@ from vllm.platforms.interface import DeviceCapability
 from vllm.utils.torch_utils import resolve_kv_cache_dtype_string
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
-from engine import gpus, progress, volta
+from engine import gpus, progress, recording, volta
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -27,6 +27,9 @@ PROBE_LIMIT = 90.0  # seconds; importing torch and creating contexts on four GPU
 
 class VoltaPlatform(CudaPlatform):  # type: ignore[misc]  # vLLM's classes are untyped
     """`_enum` stays CUDA: all that vLLM does on NVIDIA GPUs it does here, too."""
+
+    # Of what vLLM compiles beside the model (sampling, log probabilities): not compiled either.
+    simple_compile_backend = "eager"
 
     @property
     def supported_dtypes(self) -> list[torch.dtype]:
@@ -79,17 +82,22 @@ class VoltaPlatform(CudaPlatform):  # type: ignore[misc]  # vLLM's classes are u
 
     @classmethod
     def apply_config_platform_defaults(cls, vllm_config: "VllmConfig") -> None:
-        """Graphs of whole decoding steps, without Inductor, unless eager mode or something else is asked for."""
+        """Graphs of whole decoding steps, or with `--enforce-eager` recorded steps; no Inductor unless asked for."""
         from vllm.config import CompilationMode, CUDAGraphMode
 
         compilation, model = vllm_config.compilation_config, vllm_config.model_config
         if model is None:
             return
         progress.settle(volta.choose_graphs(enforce_eager=model.enforce_eager))
-        if compilation.mode is None:
-            compilation.mode = CompilationMode.NONE
         if not model.enforce_eager and compilation.cudagraph_mode is None:
             compilation.cudagraph_mode = CUDAGraphMode.FULL_DECODE_ONLY
+        if compilation.mode not in (None, CompilationMode.NONE):
+            return
+        compilation.mode = CompilationMode.NONE
+        graphs = not model.enforce_eager
+        chosen = recording.choose(hybrid=model.is_hybrid, graphs=graphs, disabled=recording.disabled())
+        if progress.settle(chosen).choice == recording.RECORDED:
+            recording.record(compilation)
 
     @classmethod
     def check_and_update_config(cls, vllm_config: "VllmConfig") -> None:

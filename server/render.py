@@ -36,7 +36,8 @@ FORCE_VOLTA = "VOLTSERVE_FORCE_VOLTA"  # read by engine/gpus.py
 DEFAULTS = {"VLLM_HOST_IP": "127.0.0.1"}
 # Even where nothing else is compiled, vLLM has torch compile small functions (sampling, log probabilities, masks) at
 # their first use. That takes seconds of a request's time, and a C++ compiler, without which the engine dies of it.
-UNCOMPILED = {"TORCH_COMPILE_DISABLE": "1"}
+OFF_VARIABLE = "TORCH_COMPILE_DISABLE"
+VOLTA = "7.0"
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ def render_launch(
     inherited = {name: value for name, value in environ.items() if is_inherited(name)}
     env = {
         **DEFAULTS,
-        **({} if _compiles(config) else UNCOMPILED),
+        **({} if _compiles_or_records(config) else {OFF_VARIABLE: "1"}),
         **config.env,
         **inherited,
         **ALWAYS,
@@ -84,11 +85,18 @@ def render_launch(
     return Launch(tuple(argv), env)
 
 
-def _compiles(config: Config) -> bool:
-    """Whether the engine compiles the model: not in eager mode, and on GPUs only if asked to (engine/platform.py)."""
-    if config.engine.get("enforce-eager"):
-        return False
-    return not config.gpus_needed or bool({"compilation-config", "optimization-level"} & config.engine.keys())
+def _compiles_or_records(config: Config) -> bool:
+    """Whether the engine compiles the model or records its steps, without a compiler (engine/recording.py).
+
+    On GPUs the model is compiled only if asked for (engine/platform.py), and recorded by V100s in eager mode; CPUs do
+    either unless in eager mode.
+    """
+    eager = bool(config.engine.get("enforce-eager"))
+    if not config.gpus_needed:
+        return not eager
+    if eager:
+        return config.volta == "force" or all(gpu.capability == VOLTA for gpu in config.devices.gpus)
+    return bool({"compilation-config", "optimization-level"} & config.engine.keys())
 
 
 def is_inherited(name: str) -> bool:

@@ -13,6 +13,7 @@ from server.config import Config
 from server.decisions import Decision
 from server.plan.model import Model, NotPlannedError, read_model
 from server.presets import Match, find_preset, load_presets
+from server.render import OFF_VARIABLE, render_launch
 
 CAPABILITY = "7.0"
 EXPLAIN = ("-m", "engine.explain")
@@ -72,8 +73,11 @@ def question(config: Config, match: Match, model: Model, declared: Mapping[str, 
         "head_size": model.head_dim,
         "ranks": ranks,
         "nvlink": bool(match.nvlink),
+        "no_peers": config.env.get("NCCL_P2P_DISABLE") == "1",
         "disable_custom_all_reduce": bool(flags.get("disable-custom-all-reduce", False)),
         "enforce_eager": bool(flags.get("enforce-eager", False)),
+        "hybrid": model.linear_attention is not None,
+        "recording_disabled": render_launch(config, Path()).env.get(OFF_VARIABLE) == "1",
         # The largest layer; gate and up, which it usually is one of, are split by rows.
         "matrix": [max(1, largest.rows // ranks), largest.columns, largest.group_size],
     }

@@ -5,14 +5,16 @@ import pytest
 from vllm.config import CompilationMode
 from vllm.platforms import current_platform
 
-from engine import progress
-from engine.cpu_platform import STEPS, RecordingCpuPlatform
+from engine import progress, recording
+from engine.cpu_platform import RecordingCpuPlatform
 
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     choices: dict[str, str] = {}
     monkeypatch.setattr(progress, "decision", lambda what, choice, _reason: choices.update({what: choice}))
+    monkeypatch.delenv(recording.OFF_VARIABLE, raising=False)
+    monkeypatch.delenv("VLLM_USE_AOT_COMPILE", raising=False)
     return choices
 
 
@@ -24,8 +26,9 @@ def config(mode: CompilationMode | None, *, hybrid: bool = False) -> Any:
 def test_steps_are_recorded_and_nothing_is_compiled(told: dict[str, str]) -> None:
     plain = config(None)
     RecordingCpuPlatform.apply_config_platform_defaults(plain)
-    assert plain.compilation_config == SimpleNamespace(mode=CompilationMode.DYNAMO_TRACE_ONCE, backend="eager")
-    assert told == {STEPS: "recorded"}
+    compilation = plain.compilation_config
+    assert (compilation.mode, compilation.backend) == (CompilationMode.DYNAMO_TRACE_ONCE, recording.BACKEND)
+    assert told == {recording.WHAT: recording.RECORDED}
     assert RecordingCpuPlatform.simple_compile_backend == "eager"
 
 
@@ -33,7 +36,7 @@ def test_a_model_with_recurrent_layers_runs_eagerly(told: dict[str, str]) -> Non
     hybrid = config(None, hybrid=True)
     RecordingCpuPlatform.apply_config_platform_defaults(hybrid)
     assert hybrid.compilation_config.mode == CompilationMode.NONE
-    assert told == {STEPS: "eager"}
+    assert told == {recording.WHAT: "eager"}
 
 
 @pytest.mark.parametrize("mode", [CompilationMode.NONE, CompilationMode.VLLM_COMPILE])

@@ -9,7 +9,6 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
-from vllm.model_executor.layers.attention import Attention
 
 from engine import loader, progress
 
@@ -73,14 +72,6 @@ def test_a_tensor_counts_once_the_model_has_taken_it(tmp_path: Path, told: list[
     with pytest.raises(RuntimeError, match="b"):
         load(tmp_path, Reader(fails_at="b"))
     assert [message["done"] for message in told] == [400]
-
-
-def test_attention_layers_call_their_backend_themselves() -> None:
-    attention = Attention.__new__(Attention)
-    nn.Module.__init__(attention)
-    attention.use_direct_call = False
-    loader.call_attention_directly(nn.ModuleList([attention]))
-    assert attention.use_direct_call
 
 
 def test_weights_that_vllm_packed_for_onednn_are_held_too() -> None:

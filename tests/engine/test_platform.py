@@ -14,7 +14,7 @@ from vllm.config import CompilationMode, CUDAGraphMode
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 from vllm.v1.attention.selector import AttentionSelectorConfig
 
-from engine import gpus, progress
+from engine import gpus, progress, recording
 
 PAIRS = [{"source": 0, "destination": 1, "peer_access": True, "wrong": 0}]
 
@@ -37,6 +37,8 @@ def platform(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 def told(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     choices: dict[str, str] = {}
     monkeypatch.setattr(progress, "decision", lambda what, choice, _reason: choices.update({what: choice}))
+    monkeypatch.delenv(recording.OFF_VARIABLE, raising=False)
+    monkeypatch.delenv("VLLM_USE_AOT_COMPILE", raising=False)
     return choices
 
 
@@ -46,6 +48,7 @@ def config(**changes: Any) -> Any:
         dtype=torch.float16,
         enforce_eager=False,
         is_mm_prefix_lm=False,
+        is_hybrid=False,
         hf_config=SimpleNamespace(model_type="qwen3", quantization_config=None),
     )
     parallel = SimpleNamespace(worker_cls="auto", tensor_parallel_size=1, disable_custom_all_reduce=False)
@@ -54,7 +57,7 @@ def config(**changes: Any) -> Any:
         cache_config=SimpleNamespace(cache_dtype="auto"),
         parallel_config=parallel,
         scheduler_config=SimpleNamespace(),
-        compilation_config=SimpleNamespace(mode=None, cudagraph_mode=None),
+        compilation_config=SimpleNamespace(mode=None, cudagraph_mode=None, backend=""),
     )
     for part, values in changes.items():
         vars(getattr(made, part)).update(values)
@@ -80,7 +83,7 @@ def test_cudas_index_is_turned_into_nvmls(platform: Any) -> None:
     ("asked", "enforce_eager", "mode", "graphs"),
     [
         (None, False, CompilationMode.NONE, CUDAGraphMode.FULL_DECODE_ONLY),
-        (None, True, CompilationMode.NONE, None),
+        (CompilationMode.NONE, True, CompilationMode.DYNAMO_TRACE_ONCE, None),
         (CompilationMode.VLLM_COMPILE, False, CompilationMode.VLLM_COMPILE, CUDAGraphMode.FULL_DECODE_ONLY),
     ],
 )
@@ -92,6 +95,19 @@ def test_decoding_is_captured_whole_and_nothing_is_compiled(
     assert vllm_config.compilation_config.mode == mode
     assert vllm_config.compilation_config.cudagraph_mode == graphs
     assert (told["CUDA graphs"] == "off") == enforce_eager
+    assert (vllm_config.compilation_config.backend == recording.BACKEND) == enforce_eager
+
+
+@pytest.mark.parametrize(("hybrid", "disabled"), [(True, "0"), (False, "1")])
+def test_eager_steps_that_are_not_recorded(
+    platform: Any, told: dict[str, str], monkeypatch: pytest.MonkeyPatch, hybrid: bool, disabled: str
+) -> None:
+    monkeypatch.setenv(recording.OFF_VARIABLE, disabled)
+    asked = {"mode": CompilationMode.NONE}
+    vllm_config = config(model_config={"enforce_eager": True, "is_hybrid": hybrid}, compilation_config=asked)
+    platform.VoltaPlatform.apply_config_platform_defaults(vllm_config)
+    assert vllm_config.compilation_config.mode == CompilationMode.NONE
+    assert told[recording.WHAT] == "eager"
 
 
 def test_a_checkpoints_8_bit_cache_is_kept_in_float16(platform: Any, told: dict[str, str]) -> None:

@@ -154,6 +154,8 @@ def given(**changes: Any) -> dict[str, Any]:
         "nvlink": False,
         "disable_custom_all_reduce": True,
         "enforce_eager": True,
+        "hybrid": False,
+        "recording_disabled": False,
     }
     return usual | changes
 

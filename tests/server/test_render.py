@@ -59,12 +59,14 @@ def test_the_engine_closes_no_idle_connection_whatever_the_environment_says() ->
     [
         ("--enforce-eager", "1"),
         ("--no-enforce-eager", None),
-        ("--preset v100x2-16g-pcie", "1"),
+        ("--preset v100x2-16g-pcie", None),
         ("--preset v100x2-16g-pcie-graphs", "1"),
         ("--preset v100x2-16g-pcie-graphs --compilation-config.mode 3", None),
     ],
 )
-def test_torch_compiles_only_where_the_model_is_compiled_or_the_user_says_so(flags: str, expected: str | None) -> None:
+def test_dynamo_is_off_where_nothing_is_compiled_or_recorded_unless_the_user_says_so(
+    flags: str, expected: str | None
+) -> None:
     config = load_config(["--model", "m", *flags.split()], {}, lambda: NONE)
     assert render_launch(config, Path("/run/x"), {}).env.get("TORCH_COMPILE_DISABLE") == expected
     assert render_launch(config, Path("/run/x"), {"TORCH_COMPILE_DISABLE": "0"}).env["TORCH_COMPILE_DISABLE"] == "0"

@@ -1,0 +1,134 @@
+"""A model's step recorded once and then replayed without its modules, on CPUs and on V100s.
+
+Between a decoding step's few hundred operations Python walks through the layers' modules, which takes as long as the
+operations do. Dynamo records them while the engine warms up, as one list for any number of tokens; nothing is compiled,
+so no compiler is needed and recording takes seconds. `replay` is the Dynamo backend: it leaves the operations as they
+are but for the few that vLLM wraps in an operator of Python's, so that a compiler would not look inside.
+
+What is imported at the top is the standard library: `engine.explain` asks `choose` without vLLM.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from engine import progress
+from engine.volta import Choice
+
+if TYPE_CHECKING:
+    import torch
+    from torch import fx, nn
+    from vllm.config import CompilationConfig
+
+WHAT = "steps of the model"
+RECORDED = "recorded"
+BACKEND = "engine.recording.replay"
+OFF_VARIABLE = "TORCH_COMPILE_DISABLE"  # torch's own: Dynamo does nothing then
+Step = Callable[..., Any]
+
+
+def choose(*, hybrid: bool, graphs: bool, disabled: bool) -> Choice:
+    """Whether steps are recorded.
+
+    `hybrid`: the model has recurrent layers; `graphs`: decoding steps are CUDA graphs; `disabled`: by OFF_VARIABLE.
+    """
+    if disabled:
+        return Choice(WHAT, "eager", f"{OFF_VARIABLE} asks for it")
+    if graphs:
+        return Choice(WHAT, "eager, beside the graphs", "graphs are compared with steps that share nothing with them")
+    if hybrid:
+        return Choice(WHAT, "eager", "the model has recurrent layers, whose steps are not recorded")
+    return Choice(WHAT, RECORDED, "replaying operations without the model's modules is faster")
+
+
+def disabled() -> bool:
+    """Whether the environment keeps Dynamo from recording."""
+    return os.environ.get(OFF_VARIABLE, "0") == "1"
+
+
+def record(compilation: "CompilationConfig") -> None:
+    """Has vLLM record the model's steps with `replay`."""
+    from vllm.config import CompilationMode
+
+    compilation.mode = CompilationMode.DYNAMO_TRACE_ONCE
+    compilation.backend = BACKEND
+    # Else vLLM asks the backend for files that it could load at the next start.
+    os.environ["VLLM_USE_AOT_COMPILE"] = "0"
+
+
+def allow_eager(model: "nn.Module") -> None:
+    """Has a `model` whose steps cannot be recorded run eagerly, and say so, where the engine would not start."""
+    module: Any
+    for module in model.modules():
+        if (recorded := getattr(module, "_compiled_callable", None)) is not None:  # vLLM's name
+            module._compiled_callable = _or_eager(model, module, recorded)
+
+
+def _or_eager(model: "nn.Module", module: Any, recorded: Step) -> Step:
+    from torch._dynamo.exc import TorchDynamoException
+
+    def step(*inputs: Any, **named: Any) -> Any:
+        try:
+            return recorded(*inputs, **named)
+        except TorchDynamoException as error:
+            module.do_not_compile = True  # vLLM's name, too
+            call_attention_directly(model)
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            progress.decision(WHAT, "eager", f"they could not be recorded: {reason}")
+            return module.forward(*inputs, **named)
+
+    return step
+
+
+def call_attention_directly(model: "nn.Module") -> None:
+    """Has attention layers call their backend, not an operator that calls it: that serves compilation only."""
+    from vllm.model_executor.layers.attention import Attention
+
+    for module in model.modules():
+        if isinstance(module, Attention):
+            module.use_direct_call = True
+
+
+def replay(module: "fx.GraphModule", _inputs: "Sequence[torch.Tensor]") -> Step:
+    """The recorded operations, with `direct` applied, as a function of Python."""
+    direct(module.graph)
+    module.recompile()
+    step: Step = module.forward
+    return step
+
+
+def direct(graph: "fx.Graph") -> None:
+    """Calls what vLLM's operators of Python call: attention, with its cache, all-reduces and experts."""
+    import torch
+    from vllm.distributed.parallel_state import all_reduce
+    from vllm.model_executor.layers.attention.attention import unified_attention_with_output
+    from vllm.model_executor.layers.fused_moe.runner import default_moe_runner as moe
+
+    operators = torch.ops.vllm
+    functions = {
+        operators.unified_attention_with_output: unified_attention_with_output,
+        operators.all_reduce: all_reduce,
+        operators.moe_forward: moe._moe_forward,
+        operators.moe_forward_shared: moe._moe_forward_shared,
+    }
+    for node in list(graph.nodes):
+        target = getattr(node.target, "overloadpacket", node.target)
+        if target is operators.unified_kv_cache_update:
+            (attention,) = node.users  # which is given the update's empty result, so that it comes second
+            attention.target = update_and_attend
+            attention.kwargs = {}
+            graph.erase_node(node)
+        elif target in functions:
+            node.target = functions[target]
+
+
+def update_and_attend(
+    query: "torch.Tensor", key: "torch.Tensor", value: "torch.Tensor", output: "torch.Tensor", layer_name: str
+) -> None:
+    """vLLM's `unified_kv_cache_update` and `unified_attention_with_output` of one layer, in that order."""
+    from vllm.model_executor.layers.attention.attention import get_attention_context
+
+    metadata, layer, cache, slots = get_attention_context(layer_name)
+    if slots is not None:
+        layer.impl.do_kv_cache_update(layer, key, value, cache, slots)
+    layer.impl.forward(layer, query, key, value, cache, metadata, output=output)
