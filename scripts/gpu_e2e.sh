@@ -3,7 +3,8 @@
 # made here (build/gpu_e2e/): the launcher, HTTP, vLLM, our kernels. A GPU that is no V100 is treated as one
 # (VOLTSERVE_FORCE_VOLTA); its speed is its own, and mma.m8n8k4, with which a V100 multiplies 2 to 1024 tokens, is emulated
 # after Volta. Results go to $OUT/results.tar.xz (default: build/gpu_e2e/out/), renewed after each step; each step has a time limit.
-# Usage: gpu_e2e.sh STEP…     small | moe | answers | speed | hybrid
+# Usage: gpu_e2e.sh STEP…     small | small_not_recorded | moe | answers | speed | eager_speed | hybrid
+# KEEP=1: leaves the large model of `speed` where it is, for `eager_speed`.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 ARCHIVE=${OUT:-$PWD/build/gpu_e2e/out}/results.tar.xz
@@ -14,16 +15,21 @@ source scripts/gpu_e2e/environment.sh
 # Parts of the model may come with different calls.
 cp -u $PACK/model.0? "$WORK/" 2>/dev/null
 SHM=/dev/shm/gpu_e2e
+DEVICE="$(nvidia-smi --query-gpu=name --format=csv,noheader | head -n 1); our kernels from compute_70 PTX"
 
-# Whether everything can be imported, and what an eager step of a small model is made of.
-small() {
-  step 90 import python3 -c 'import torch, voltserve_kernels; print(torch.__version__, voltserve_kernels.devices())
-from vllm.platforms import current_platform as p; print(type(p), p.get_device_capability())
-from engine import launcher' || return 1
-  step 30 small-model python3 scripts/gpu_e2e/synthetic.py smollm2 "$WORK/small" --device cuda
-  step 150 small-speed python3 scripts/gpu_e2e/measure.py "$WORK/small" "$OUT/small.json" --memory 0.1 --streams 1 4
-  grep "'way'" "$OUT/small-speed.log"
+# eager NAME MODEL FLAG…: the default preset's steps, recorded; not_recorded: the same without recording them.
+eager() {
+  local name=$1 model=$2; shift 2
+  step "${SPEED_LIMIT:-150}" "$name" python3 scripts/gpu_e2e/measure.py "$model" "$OUT/$name.json" --eager --ways kernels "$@"
+  grep "'way'" "$OUT/$name.log"
 }
+not_recorded() { TORCH_COMPILE_DISABLE=1 eager "$@"; }
+
+# What an eager step of a small model is made of.
+small_model() { [[ -d $WORK/small ]] || step 30 small-model python3 scripts/gpu_e2e/synthetic.py smollm2 "$WORK/small"; }
+SMALL=(--memory 0.1 --cache-bytes 2147483648 --streams 1 8)
+small() { small_model && eager small "$WORK/small" "${SMALL[@]}"; }
+small_not_recorded() { small_model && not_recorded small-not-recorded "$WORK/small" "${SMALL[@]}"; }
 
 model() {
   [[ -f $WORK/model/model.safetensors ]] && return 0
@@ -38,19 +44,38 @@ ask() {
     --max-model-len 2048 --max-num-seqs 32 --gpu-memory-utilization 0.1 --kv-cache-memory-bytes 2147483648 "$@"
 }
 
-# The real model eagerly, in graphs, and in graphs that compute something else, which the start-up check must notice.
+# agree REFERENCE OTHER WHAT: compares two engines' answers.
+agree() {
+  python3 scripts/gpu_e2e/compare.py "$1" "$OUT/$2.json" "$OUT/$2-compared.json" --what "$3" --device "$DEVICE" \
+    --command "scripts/gpu_e2e.sh ${FUNCNAME[1]}" && echo "[$2] agrees" || echo "[$2] DIFFERS"
+}
+
+# The real model eagerly, recorded and not, in graphs, and in graphs that compute something else, which the start-up check must
+# notice; beside what answers.py got from the CPU engine ($PACK/cpu.json).
 answers() {
   model || return 1
   ask eager "$WORK/model" --enforce-eager &
+  TORCH_COMPILE_DISABLE=1 ask not-recorded "$WORK/model" --enforce-eager &
   ask graphs "$WORK/model" &
   ask faulty "$WORK/model" --worker-extension-cls faulty.FaultyGraphs &
   wait
+  for way in eager not-recorded graphs; do
+    agree $PACK/cpu.json $way "SmolLM2-135M in NVFP4: the CPU engine's answers in float32 and the GPU engine's, $way"
+  done
 }
 
-# A mixture of experts that a CPU can run, too.
+# A random mixture of experts, eagerly and in graphs, beside its dequantized twin on vLLM's own kernels.
 moe() {
-  step 60 moe-model python3 scripts/gpu_e2e/synthetic.py moe "$WORK/moe" && cp $PACK/tokenizer/* "$WORK/moe/" || return 1
-  ask moe "$WORK/moe"
+  for model in moe moe-twin; do
+    step 60 $model-model python3 scripts/gpu_e2e/synthetic.py moe "$WORK/$model" $([[ $model == moe ]] || echo --twin) --device cuda && cp $PACK/tokenizer/* "$WORK/$model/" || return 1
+  done
+  ask moe-twin "$WORK/moe-twin" --enforce-eager &
+  ask moe-eager "$WORK/moe" --enforce-eager &
+  ask moe-graphs "$WORK/moe" &
+  wait
+  for way in moe-eager moe-graphs; do
+    agree "$OUT/moe-twin.json" $way "a random mixture of 16 experts: its dequantized twin on vLLM's kernels, and NVFP4 on ours, ${way#moe-}"
+  done
 }
 
 # Qwen3-32B's shapes: tokens a second, against dequantizing on every call and against reading the weights.
@@ -58,7 +83,14 @@ speed() {
   mkdir -p "$SHM/qwen3-32b" && step "${SPEED_LIMIT:-280}" big-speed python3 scripts/gpu_e2e/measure.py "$SHM/qwen3-32b" "$OUT/big.json" \
     --make qwen3-32b --tokens 32 --library "$WORK/site/libvoltserve_cuda.so"
   grep "'way'" "$OUT/big-speed.log"
-  rm -rf "$SHM"
+  [[ -n ${KEEP:-} ]] || rm -rf "$SHM"
+}
+
+# Its eager steps, recorded and not. After `speed` with KEEP=1.
+BIG=(--tokens 32 --cache-bytes 12884901888)
+eager_speed() {
+  eager big-eager "$SHM/qwen3-32b" "${BIG[@]}"
+  not_recorded big-not-recorded "$SHM/qwen3-32b" "${BIG[@]}"
 }
 
 # The 27B with Gated DeltaNet layers, text only: as `speed`. LAYERS=8 for a short trial.

@@ -3,7 +3,7 @@
 # (build/gpu_tp2/, build/gpu_e2e/): the doctor's probes, greedy texts of small models in several formats on one and two ranks,
 # all-reduces, and tokens a second of Qwen3-32B's shapes. Each NCCL step runs by peer memory and by shared memory
 # (NCCL_P2P_DISABLE=1). Results go to $OUT/tp2.tar.xz (default: build/gpu_tp2/out/), renewed after each step.
-# Usage: gpu_tp2.sh STEP…     probes | texts | reduce | speed
+# Usage: gpu_tp2.sh STEP…     probes | texts | reduce | speed     WAYS: for texts (scripts/gpu_tp2/prepare.py)
 set -uo pipefail
 cd "$(dirname "$0")/.."
 ARCHIVE=${OUT:-$PWD/build/gpu_tp2/out}/tp2.tar.xz
@@ -23,14 +23,18 @@ probes() {
   NCCL_P2P_DISABLE=1 step 90 all-reduce-shared python3 -m engine.probes.all_reduce && tail -n 1 "$OUT/all-reduce-shared.log"
 }
 
-# The jobs write beside the CPU's answers, wherever this folder is here.
+# Ways run side by side, each with the models one after another. The jobs write beside the CPU's answers, wherever this folder is here.
 texts() {
+  local ways=${WAYS:-one one-not-recorded peer shared shared-graphs} way
   mkdir -p "$OUT/answers" && cp build/gpu_tp2/*.cpu.json "$OUT/answers/" || return 1
-  python3 -c 'import json, sys
-jobs = json.load(open("build/gpu_tp2/gpus.json"))
-json.dump([job | {"output": sys.argv[1] + "/" + job["output"]} for job in jobs], open(sys.argv[1] + "/jobs.json", "w"))' "$OUT/answers"
-  VLLM_ENABLE_V1_MULTIPROCESSING=0 step 300 texts python3 -m tests.engine.greedy "$OUT/answers/jobs.json"
-  python3 scripts/gpu_tp2/judge.py "$OUT/answers" "$OUT/texts.json" --device "$DEVICE"
+  for way in $ways; do
+    python3 -c 'import json, sys
+jobs = json.load(open(f"build/gpu_tp2/jobs.{sys.argv[2]}.json"))
+json.dump([job | {"output": sys.argv[1] + "/" + job["output"]} for job in jobs], open(f"{sys.argv[1]}/jobs.{sys.argv[2]}.json", "w"))' "$OUT/answers" "$way"
+    VLLM_ENABLE_V1_MULTIPROCESSING=0 step "${TEXTS_LIMIT:-240}" "texts-$way" python3 -m tests.engine.greedy "$OUT/answers/jobs.$way.json" &
+  done
+  wait
+  python3 scripts/gpu_tp2/judge.py "$OUT/answers" "$OUT/texts.json" $ways --device "$DEVICE"
 }
 
 reduce() {

@@ -1,19 +1,25 @@
 """Measures decoding of a large model in one engine: eager and CUDA graphs, our products and the reference way.
 
-    measure.py MODEL OUTPUT [--make SHAPE] [--streams 1 8 16 32] [--tokens 64] [--prompt 128] [--library FILE.so]
+    measure.py MODEL OUTPUT [--make SHAPE] [--eager] [--streams 1 8 16 32] [--tokens 64] [--library FILE.so] …
 
 --make writes MODEL first, of a shape of synthetic.py, while vLLM is imported. --library: libvoltserve_cuda.so, whose
-kernel that only reads is the yardstick.
+kernel that only reads is the yardstick. --eager: as `serve --enforce-eager`, whose steps are recorded
+(engine/recording.py; TORCH_COMPILE_DISABLE=1: not recorded); without it, eager steps are those beside graphs, which
+never are.
 
 The reference way dequantizes each weight to float16 and calls cuBLAS, on every call. Only the two ways to multiply
 change between runs: model, cache, attention, sampling and engine are the same, in one process. Prompts are random.
+Profiles come last: what torch's profiler has once looked at launches kernels more slowly ever after.
 """
 
 import argparse
 import asyncio
+import cProfile
+import io
 import itertools
 import json
 import os
+import pstats
 import statistics
 import subprocess
 import sys
@@ -27,6 +33,7 @@ from served import listen_for_decisions
 from synthetic import SHAPES
 from torch.nn import functional
 
+from engine import recording
 from engine.graph_check import GraphSwitch
 from engine.linear import QuasarNvfp4LinearMethod
 
@@ -68,6 +75,18 @@ class Bench(GraphSwitch):
             "peak_allocated": torch.cuda.max_memory_allocated(),
             "used_on_the_gpu": total - free,
         }
+
+    def voltserve_profile_python(self, on: bool, path: str = "") -> None:
+        """Starts Python's profiler, or stops it and writes its table."""
+        if on:
+            self._python_profiler = cProfile.Profile()
+            self._python_profiler.enable()
+            return
+        self._python_profiler.disable()
+        table = io.StringIO()
+        for order in ("tottime", "cumtime"):
+            pstats.Stats(self._python_profiler, stream=table).sort_stats(order).print_stats(60)
+        Path(path).write_text(table.getvalue())
 
     def voltserve_profile(self, on: bool, path: str = "") -> None:
         """Starts torch's profiler, or stops it and writes its table."""
@@ -164,12 +183,32 @@ def engine_arguments(arguments: argparse.Namespace) -> Any:
         max_model_len=2048,
         max_num_seqs=max(arguments.streams),
         gpu_memory_utilization=arguments.memory,
+        kv_cache_memory_bytes=arguments.cache_bytes,
         enable_prefix_caching=False,
         language_model_only=True,
         worker_extension_cls="measure.Bench",
-        compilation_config={"cudagraph_capture_sizes": sorted({1, 2, 4, 8, 16, max(arguments.streams)})},
+        enforce_eager=arguments.eager,
+        compilation_config={} if arguments.eager else {"cudagraph_capture_sizes": graph_sizes(arguments.streams)},
+        disable_custom_all_reduce=arguments.nccl,
         disable_log_stats=True,
     )
+
+
+def graph_sizes(streams: list[int]) -> list[int]:
+    """The batches that are captured."""
+    return sorted({1, 2, 4, 8, 16, max(streams)})
+
+
+def keep_recorded(path: Path) -> None:
+    """Writes what a step is recorded as (engine/recording.py) to `path`, as Python."""
+    original = recording.replay
+
+    def replay(module: Any, inputs: Any) -> Any:
+        step = original(module, inputs)
+        path.write_text(module.code)
+        return step
+
+    recording.replay = replay
 
 
 async def run(arguments: argparse.Namespace) -> None:
@@ -191,6 +230,7 @@ async def run(arguments: argparse.Namespace) -> None:
         "prompt_tokens": arguments.prompt,
         "tokens": arguments.tokens,
         "ranks": arguments.ranks,
+        "eager": arguments.eager,
         "nccl": {name: value for name, value in os.environ.items() if name.startswith("NCCL_")},
         "rows": [],
     }
@@ -198,6 +238,8 @@ async def run(arguments: argparse.Namespace) -> None:
     def save() -> None:
         arguments.output.write_text(json.dumps(result, indent=1) + "\n")
 
+    if arguments.eager:
+        keep_recorded(arguments.output.with_name(f"{arguments.output.stem}-recorded.py"))
     listener = listen_for_decisions()
     began = time.perf_counter()
     engine = AsyncLLM.from_engine_args(engine_arguments(arguments))
@@ -210,7 +252,8 @@ async def run(arguments: argparse.Namespace) -> None:
     result["memory"] = await call("voltserve_memory")
     vocabulary = engine.model_config.get_vocab_size()
     seed = 0
-    ways = [(way, graphs) for way in arguments.ways for graphs in (True, False)]
+    kinds = (False,) if arguments.eager else (True, False)
+    ways = [(way, graphs) for way in arguments.ways for graphs in kinds]
     current = "kernels"
     random = torch.Generator().manual_seed(1)
     texts = torch.randint(3, vocabulary, (4, arguments.prompt), generator=random).tolist()
@@ -232,16 +275,32 @@ async def run(arguments: argparse.Namespace) -> None:
             result["rows"].append({"way": way, "graphs": graphs} | row)
             print(result["rows"][-1], flush=True)
             save()
-        if way == "kernels":
-            await call("voltserve_profile", True)
-            await measure(engine, 1, arguments.prompt, PROFILED_STEPS, vocabulary, seed := seed + 1)
-            name = f"profile-{'graphs' if graphs else 'eager'}.txt"
-            await call("voltserve_profile", False, str(arguments.output.with_name(name)))
+    if current != "kernels":
+        await call("voltserve_way", "kernels")
+    for graphs in kinds:
+        await call("voltserve_use_graphs", graphs)
+        await profile(engine, arguments, vocabulary, "graphs" if graphs else "eager")
     engine.shutdown()
     result["device"] = torch.cuda.get_device_name()
     if arguments.library:
         add_floor(result, read_ceiling(arguments.library))
     save()
+
+
+async def profile(engine: Any, arguments: argparse.Namespace, vocabulary: int, kind: str) -> None:
+    """Writes where a step's time goes, beside the output. Of a replay Python's is vLLM's alone, and left out."""
+    for profiler, streams in (
+        ("voltserve_profile_python", 1),
+        ("voltserve_profile_python", 8),
+        ("voltserve_profile", 1),
+    ):
+        python = profiler.endswith("python")
+        if python and kind == "graphs":
+            continue
+        await engine.collective_rpc(profiler, args=(True,))
+        await measure(engine, streams, arguments.prompt, PROFILED_STEPS, vocabulary, 10_000 + streams + python)
+        name = f"{arguments.output.stem}-profile-{kind}-{'python' if python else 'torch'}-{streams}.txt"
+        await engine.collective_rpc(profiler, args=(False, str(arguments.output.with_name(name))))
 
 
 def add_floor(result: dict[str, Any], bytes_s: float) -> None:
@@ -289,6 +348,9 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--prompt", type=int, default=128)
     parser.add_argument("--memory", type=float, default=0.3)
+    parser.add_argument("--cache-bytes", type=int, help="the cache's; else it follows from --memory")
+    parser.add_argument("--eager", action="store_true")
+    parser.add_argument("--nccl", action="store_true", help="for every all-reduce")
     parser.add_argument("--library", type=Path)
     parser.add_argument("--ranks", type=int, default=1, help="tensor-parallel GPUs")
     parser.add_argument("--ways", nargs="+", choices=("kernels", "reference"), default=["kernels", "reference"])

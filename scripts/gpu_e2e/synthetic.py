@@ -1,7 +1,7 @@
-"""Writes a random NVFP4 checkpoint of a known model's shapes: `synthetic.py SHAPE DIRECTORY [--device cuda]`.
+"""Writes a random NVFP4 checkpoint of a known model's shapes: `synthetic.py SHAPE DIRECTORY [--twin] [--device cuda]`.
 
 Names, dtypes and layout are those of compressed-tensors; the numbers are random, with weights of standard deviation
-about 1/sqrt(K), so that activations stay in float16's range.
+about 1/sqrt(K), so that activations stay in float16's range. --twin writes the same weights in float16 instead.
 """
 
 import argparse
@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 GROUP = 16
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
 @dataclass(frozen=True)
@@ -169,9 +170,23 @@ class DecoderWriter(Writer):
         self.save(f"layer-{index:03}.safetensors", tensors)
 
 
-def write(shape: Shape, folder: Path, device: str = "cpu", seed: int = 0) -> int:
+class TwinWriter(DecoderWriter):
+    """The same weights, dequantized in float32 and rounded to float16."""
+
+    def linear(self, tensors: dict[str, torch.Tensor], name: str, rows: int, columns: int) -> None:
+        """As a 16-bit checkpoint holds it."""
+        parts: dict[str, torch.Tensor] = {}
+        super().linear(parts, name, rows, columns)
+        codes, scales, divisor = parts.values()
+        codes = torch.stack((codes & 15, codes >> 4), -1).flatten(1).long()  # the even column is in the low nibble
+        values = torch.tensor([*E2M1, *(-value for value in E2M1)], device=codes.device)[codes]
+        blocks = values.unflatten(1, (-1, GROUP)) * scales.float().unsqueeze(-1)
+        tensors[f"{name}.weight"] = (blocks.flatten(1) / divisor.to(codes.device)).half()
+
+
+def write(shape: Shape, folder: Path, device: str = "cpu", seed: int = 0, *, twin: bool = False) -> int:
     """Writes the directory; returns the bytes of its tensors."""
-    writer = DecoderWriter(folder, shape, device, seed)
+    writer = (TwinWriter if twin else DecoderWriter)(folder, shape, device, seed)
     for index in range(shape.layers):
         writer.layer(index)
     rest = {
@@ -181,7 +196,10 @@ def write(shape: Shape, folder: Path, device: str = "cpu", seed: int = 0) -> int
         "model.norm.weight": torch.ones(shape.hidden, dtype=torch.float16),
     }
     writer.save("rest.safetensors", rest)
-    writer.finish(config(shape))
+    made = config(shape)
+    if twin:
+        del made["quantization_config"]
+    writer.finish(made)
     return writer.total
 
 
@@ -191,8 +209,9 @@ def main() -> None:
     parser.add_argument("shape", choices=SHAPES)
     parser.add_argument("directory", type=Path)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--twin", action="store_true")
     arguments = parser.parse_args()
-    print(write(SHAPES[arguments.shape], arguments.directory, arguments.device))
+    print(write(SHAPES[arguments.shape], arguments.directory, arguments.device, twin=arguments.twin))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Compares greedy texts of the CPU engine and of one and two GPUs: judge.py ANSWERS OUTPUT.json --device NAME
+"""Compares greedy texts of the CPU engine and of one and two GPUs: judge.py ANSWERS OUTPUT.json WAY… --device NAME
 
-ANSWERS holds NAME.cpu.json, NAME.one.json, NAME.peer.json and NAME.shared.json for each model (prepare.py). Texts must
-be equal; where they part, the CPU's token must have led the second likeliest by little, since then rounding decides.
-Exits with 1 where they do not.
+ANSWERS holds MODEL.cpu.json and MODEL.WAY.json for each model and way (prepare.py). Texts must be equal; where they
+part, the CPU's token must have led the second likeliest by little, since then rounding decides. Exits with 1 where they
+do not.
 """
 
 import argparse
@@ -44,19 +44,20 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("answers", type=Path)
     parser.add_argument("output", type=Path)
+    parser.add_argument("ways", nargs="+")
     parser.add_argument("--device", required=True)
     arguments = parser.parse_args()
     rows: dict[str, Any] = {}
     for path in sorted(arguments.answers.glob("*.cpu.json")):
         name = path.name.removesuffix(".cpu.json")
         reference = json.loads(path.read_text())
-        for way in ("one", "peer", "shared"):
+        for way in arguments.ways:
             other = arguments.answers / f"{name}.{way}.json"
             answer = json.loads(other.read_text()) if other.exists() else {"error": "not run"}
             rows[f"{name}, {way}"] = compare(reference, answer)
     passed = bool(rows) and all(row["passed"] for row in rows.values())
     result = {
-        "what": "greedy texts on one and two GPUs (NCCL by peer memory and by shared memory), against the CPU engine's",
+        "what": "greedy texts on one and two GPUs, against the CPU engine's; ways: those of scripts/gpu_tp2/prepare.py",
         "provenance": "measured",
         "device": arguments.device,
         "command": " ".join(sys.argv),

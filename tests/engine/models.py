@@ -114,14 +114,16 @@ def formats(router: str) -> dict[str, Format]:
     }
 
 
-def write_model(directory: Path, twin: Path, architecture: Architecture, form: str, seed: int = 0) -> None:
+def write_model(
+    directory: Path, twin: Path, architecture: Architecture, form: str, seed: int = 0, head_dim: int = HEAD_DIM
+) -> None:
     """Writes the NVFP4 model into `directory` and its weights in float32 into `twin`, under the same names."""
     stored_as = formats(architecture.router)[form]
     group = stored_as.group_size
     hidden, intermediate = 5 * group, 10 * group  # a rank of two gets 5 groups of an MLP, and of the hidden width all
     heads = {"q_proj": HEADS, "k_proj": KV_HEADS, "v_proj": KV_HEADS}
-    shapes = {f"self_attn.{name}": (count * HEAD_DIM, hidden) for name, count in heads.items()}
-    shapes |= {"self_attn.o_proj": (hidden, HEADS * HEAD_DIM)} | architecture.mlp(hidden, intermediate)
+    shapes = {f"self_attn.{name}": (count * head_dim, hidden) for name, count in heads.items()}
+    shapes |= {"self_attn.o_proj": (hidden, HEADS * head_dim)} | architecture.mlp(hidden, intermediate)
     random = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int, std: float = 1.0) -> torch.Tensor:
@@ -137,7 +139,7 @@ def write_model(directory: Path, twin: Path, architecture: Architecture, form: s
         for norm in ("input_layernorm", "post_attention_layernorm"):
             plain[f"{prefix}.{norm}.weight"] = torch.ones(hidden)
         if architecture is not MIXTRAL:
-            plain |= {f"{prefix}.self_attn.{name}_norm.weight": torch.ones(HEAD_DIM) for name in "qk"}
+            plain |= {f"{prefix}.self_attn.{name}_norm.weight": torch.ones(head_dim) for name in "qk"}
         if architecture.router:
             plain[f"{prefix}.{architecture.router}.weight"] = normal(EXPERTS, hidden)
         scales: dict[str, torch.Tensor] = {}
@@ -152,7 +154,7 @@ def write_model(directory: Path, twin: Path, architecture: Architecture, form: s
                 weight = weight * scale.double()
             quantized |= {f"{prefix}.{name}.{suffix}": tensor for suffix, tensor in part.tensors.items()}
             values[f"{prefix}.{name}.weight"] = weight.float()
-    config = _config(architecture, hidden, intermediate)
+    config = _config(architecture, hidden, intermediate, head_dim)
     for folder, tensors, said in (
         (directory, quantized, {} if stored_as.in_config is None else {"quantization_config": stored_as.in_config}),
         (twin, values, {}),
@@ -177,7 +179,7 @@ def _input_of(name: str) -> str:
     return module + ("/out" if leaf in ("o_proj", "down_proj", "w2") else "/in")
 
 
-def _config(architecture: Architecture, hidden: int, intermediate: int) -> dict[str, Any]:
+def _config(architecture: Architecture, hidden: int, intermediate: int, head_dim: int) -> dict[str, Any]:
     return {
         "architectures": [architecture.name],
         "model_type": architecture.model_type,
@@ -187,7 +189,7 @@ def _config(architecture: Architecture, hidden: int, intermediate: int) -> dict[
         "num_hidden_layers": LAYERS,
         "num_attention_heads": HEADS,
         "num_key_value_heads": KV_HEADS,
-        "head_dim": HEAD_DIM,
+        "head_dim": head_dim,
         "vocab_size": VOCABULARY,
         "max_position_embeddings": 256,
         "rms_norm_eps": 1e-6,

@@ -150,6 +150,29 @@ def topk_softmax(
     positions.copy_(rows + ids.shape[0] * torch.arange(ids.shape[1], dtype=positions.dtype, device=ids.device))
 
 
+def moe_align_block_size(
+    topk_ids: torch.Tensor,
+    experts: int,
+    block: int,
+    slots: torch.Tensor,
+    of_block: torch.Tensor,
+    padded_slots: torch.Tensor,
+    expert_map: torch.Tensor | None,
+) -> None:
+    """Slots sorted by expert, padded to whole blocks with their number; the expert of each block."""
+    from engine.moe_slots import align_in_torch
+
+    aligned = align_in_torch(topk_ids, experts, block)
+    slots.fill_(topk_ids.numel())[: len(aligned.slots)] = aligned.slots[: len(slots)]
+    of_block.zero_()[: len(aligned.experts)] = aligned.experts[: len(of_block)]
+    padded_slots.copy_(aligned.padded_slots)
+
+
+def moe_sum(x: torch.Tensor, out: torch.Tensor) -> None:
+    """out [M, H] = the sum of x [M, k, H] over k."""
+    torch.sum(x, 1, out=out)
+
+
 def weak_ref_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """An alias. vLLM's does not keep the memory alive; keeping it costs a captured graph its output's few kilobytes."""
     return tensor.view(tensor.shape)
@@ -181,6 +204,13 @@ for library, schema, implementation in (
         "Tensor? bias) -> ()",
         topk_softmax,
     ),
+    (
+        _MOE,
+        "moe_align_block_size(Tensor topk_ids, int num_experts, int block_size, Tensor(a!) sorted_token_ids, "
+        "Tensor(b!) experts_ids, Tensor(c!) num_tokens_post_pad, Tensor? maybe_expert_map) -> ()",
+        moe_align_block_size,
+    ),
+    (_MOE, "moe_sum(Tensor input, Tensor(a!) output) -> ()", moe_sum),
     (_C, "weak_ref_tensor(Tensor(a) tensor) -> Tensor(a)", weak_ref_tensor),
 ):
     library.define(schema)
