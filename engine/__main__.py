@@ -10,7 +10,8 @@ def main() -> None:
     """Serves until SIGTERM or until the engine dies."""
     progress.phase("importing")
     process.become_launcher()
-    process.stay_on_loopback(os.environ)
+    if not process.spans_machines(sys.argv):
+        process.stay_on_loopback(os.environ)
 
     from engine import launcher
 

@@ -4,7 +4,8 @@ import ctypes
 import os
 import signal
 import sys
-from collections.abc import MutableMapping
+from collections.abc import MutableMapping, Sequence
+from itertools import pairwise
 
 LAUNCHER_VARIABLE = "VOLTSERVE_ENGINE_LAUNCHER"
 
@@ -16,6 +17,11 @@ LOOPBACK = {
 }
 
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+
+
+def spans_machines(arguments: Sequence[str]) -> bool:
+    """Whether the engine's command line has Ray start the workers, on whichever of its nodes."""
+    return ("--distributed-executor-backend", "ray") in pairwise(arguments)
 
 
 def stay_on_loopback(environment: MutableMapping[str, str]) -> None:

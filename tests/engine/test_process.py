@@ -112,6 +112,12 @@ def test_loopback_is_the_default_and_the_users_word_wins() -> None:
     assert environment == {"VLLM_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "eth1", "NCCL_SOCKET_IFNAME": "lo"}
 
 
+@pytest.mark.parametrize(("backend", "spans"), [("ray", True), ("mp", False)])
+def test_an_engine_whose_workers_ray_starts_is_not_kept_on_loopback(backend: str, spans: bool) -> None:
+    arguments = ["--model", "ray", "--distributed-executor-backend", backend, "--port", "1"]
+    assert process.spans_machines(arguments) is spans
+
+
 def test_nothing_heavy_is_imported_before_the_first_datagram() -> None:
     code = "import engine.__main__, sys; print([m for m in ('torch', 'vllm', 'transformers') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True, text=True)
