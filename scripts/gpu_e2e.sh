@@ -3,7 +3,7 @@
 # made here (build/gpu_e2e/): the launcher, HTTP, vLLM, our kernels. A GPU that is no V100 is treated as one
 # (VOLTSERVE_FORCE_VOLTA); its speed is its own, and mma.m8n8k4, with which a V100 multiplies 2 to 1024 tokens, is emulated
 # after Volta. Results go to $OUT/results.tar.xz (default: build/gpu_e2e/out/), renewed after each step; each step has a time limit.
-# Usage: gpu_e2e.sh STEP…     small | small_not_recorded | moe | answers | speed | eager_speed | hybrid
+# Usage: gpu_e2e.sh STEP…     small | small_not_recorded | moe | answers | speed | eager_speed | hybrid | long_context
 # KEEP=1: leaves the large model of `speed` where it is, for `eager_speed`.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -57,11 +57,13 @@ answers() {
   ask eager "$WORK/model" --enforce-eager &
   TORCH_COMPILE_DISABLE=1 ask not-recorded "$WORK/model" --enforce-eager &
   ask graphs "$WORK/model" &
+  ask triton "$WORK/model" --enforce-eager --attention-backend TRITON_ATTN &
   ask faulty "$WORK/model" --worker-extension-cls faulty.FaultyGraphs &
   wait
   for way in eager not-recorded graphs; do
     agree $PACK/cpu.json $way "SmolLM2-135M in NVFP4: the CPU engine's answers in float32 and the GPU engine's, $way"
   done
+  agree "$OUT/eager.json" triton "SmolLM2-135M in NVFP4: answers with our attention and with Triton's"
 }
 
 # A random mixture of experts, eagerly and in graphs, beside its dequantized twin on vLLM's own kernels.
@@ -99,6 +101,21 @@ hybrid() {
   step "${SPEED_LIMIT:-280}" hybrid-speed python3 scripts/gpu_e2e/measure.py "$SHM/qwen3.8-27b" "$OUT/hybrid.json" --library "$WORK/site/libvoltserve_cuda.so"
   grep "'way'\|largest" "$OUT/hybrid-speed.log"
   rm -rf "$SHM"
+}
+
+# Decoding after prompts of 8,000 tokens, our attention and Triton's: 8 layers of Qwen3-32B's shapes, or the prompts, whose tensor-core
+# instruction is emulated, would take all the time. Both engines at once, on the first and the last GPU.
+long_context() {
+  local model=$SHM/qwen3-32b-8-layers way gpu last=$(($(nvidia-smi --list-gpus | wc -l) - 1))
+  mkdir -p "$model" && step 60 long-context-model python3 scripts/gpu_e2e/synthetic.py qwen3-32b-8-layers "$model" --device cuda || return 1
+  for way in custom triton_attn; do
+    [[ $way == custom ]] && gpu=0 || gpu=$last
+    CUDA_VISIBLE_DEVICES=$gpu step "${SPEED_LIMIT:-150}" "long-context-$way" python3 scripts/gpu_e2e/measure.py "$model" "$OUT/long-context-$way.json" \
+      --only-graphs --ways kernels --attention "${way^^}" --streams 1 8 32 --prompt 8000 --tokens 64 --cache-bytes 10737418240 &
+  done
+  wait
+  grep "'way'" "$OUT"/long-context-*.log
+  rm -rf "$model"
 }
 
 for name in "$@"; do

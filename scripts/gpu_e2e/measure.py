@@ -180,7 +180,7 @@ def engine_arguments(arguments: argparse.Namespace) -> Any:
         load_format="voltserve",
         tensor_parallel_size=arguments.ranks,
         skip_tokenizer_init=True,
-        max_model_len=2048,
+        max_model_len=max(2048, arguments.prompt + max(arguments.tokens, PROFILED_STEPS) + 1),
         max_num_seqs=max(arguments.streams),
         gpu_memory_utilization=arguments.memory,
         kv_cache_memory_bytes=arguments.cache_bytes,
@@ -190,6 +190,7 @@ def engine_arguments(arguments: argparse.Namespace) -> Any:
         enforce_eager=arguments.eager,
         compilation_config={} if arguments.eager else {"cudagraph_capture_sizes": graph_sizes(arguments.streams)},
         disable_custom_all_reduce=arguments.nccl,
+        attention_backend=arguments.attention,
         disable_log_stats=True,
     )
 
@@ -252,7 +253,7 @@ async def run(arguments: argparse.Namespace) -> None:
     result["memory"] = await call("voltserve_memory")
     vocabulary = engine.model_config.get_vocab_size()
     seed = 0
-    kinds = (False,) if arguments.eager else (True, False)
+    kinds = (False,) if arguments.eager else (True,) if arguments.only_graphs else (True, False)
     ways = [(way, graphs) for way in arguments.ways for graphs in kinds]
     current = "kernels"
     random = torch.Generator().manual_seed(1)
@@ -264,6 +265,7 @@ async def run(arguments: argparse.Namespace) -> None:
             current = way
         if way not in likelihoods:
             likelihoods[way] = await prompt_logprobs(engine, texts, way)
+            result["perplexity"] = {name: float((-found.mean()).exp()) for name, found in likelihoods.items()}
             if "kernels" in likelihoods and "reference" in likelihoods:
                 result["agreement"] = agreement(likelihoods["kernels"], likelihoods["reference"])
                 print(result["agreement"], flush=True)
@@ -277,7 +279,7 @@ async def run(arguments: argparse.Namespace) -> None:
             save()
     if current != "kernels":
         await call("voltserve_way", "kernels")
-    for graphs in kinds:
+    for graphs in () if arguments.only_graphs else kinds:
         await call("voltserve_use_graphs", graphs)
         await profile(engine, arguments, vocabulary, "graphs" if graphs else "eager")
     engine.shutdown()
@@ -350,6 +352,8 @@ def main() -> None:
     parser.add_argument("--memory", type=float, default=0.3)
     parser.add_argument("--cache-bytes", type=int, help="the cache's; else it follows from --memory")
     parser.add_argument("--eager", action="store_true")
+    parser.add_argument("--only-graphs", action="store_true", help="neither eager steps beside graphs nor profiles")
+    parser.add_argument("--attention", help="vLLM's name of the attention backend; else the platform's choice")
     parser.add_argument("--nccl", action="store_true", help="for every all-reduce")
     parser.add_argument("--library", type=Path)
     parser.add_argument("--ranks", type=int, default=1, help="tensor-parallel GPUs")

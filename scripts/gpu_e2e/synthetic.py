@@ -6,7 +6,7 @@ about 1/sqrt(K), so that activations stay in float16's range. --twin writes the 
 
 import argparse
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -33,9 +33,11 @@ class Shape:
     experts: int = 0
 
 
+QWEN3_32B = Shape("Qwen3ForCausalLM", "qwen3", 5120, 25600, 64, 64, 8, 128, 151936, True)
 SHAPES = {
     "smollm2": Shape("LlamaForCausalLM", "llama", 576, 1536, 30, 9, 3, 64, 49152, False),
-    "qwen3-32b": Shape("Qwen3ForCausalLM", "qwen3", 5120, 25600, 64, 64, 8, 128, 151936, True),
+    "qwen3-32b": QWEN3_32B,
+    "qwen3-32b-8-layers": replace(QWEN3_32B, layers=8),
     # A quarter of Qwen3-30B-A3B's width and few layers and experts, with SmolLM2's vocabulary: small enough for a CPU.
     "moe": Shape("Qwen3MoeForCausalLM", "qwen3_moe", 512, 256, 4, 8, 2, 64, 49152, True, experts=16),
 }
