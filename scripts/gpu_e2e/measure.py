@@ -265,10 +265,7 @@ async def run(arguments: argparse.Namespace) -> None:
             current = way
         if way not in likelihoods:
             likelihoods[way] = await prompt_logprobs(engine, texts, way)
-            result["perplexity"] = {name: float((-found.mean()).exp()) for name, found in likelihoods.items()}
-            if "kernels" in likelihoods and "reference" in likelihoods:
-                result["agreement"] = agreement(likelihoods["kernels"], likelihoods["reference"])
-                print(result["agreement"], flush=True)
+            result |= of_texts(likelihoods)
         await call("voltserve_use_graphs", graphs)
         await measure(engine, 2, arguments.prompt, 4, vocabulary, seed := seed + 1)  # compiles what is compiled late
         # Eager steps of the reference way wait for the host as ours do: one row shows it.
@@ -311,6 +308,17 @@ def add_floor(result: dict[str, Any], bytes_s: float) -> None:
     result["floor_ms"] = round(1e3 * result["memory"]["weights_read_a_step"] / bytes_s, 3)
     for row in result["rows"]:
         row["of_floor"] = round(result["floor_ms"] / row["step_ms_median"], 3)
+
+
+def of_texts(likelihoods: dict[str, torch.Tensor]) -> dict[str, dict[str, float]]:
+    """The perplexity of each way so far, and how far the two lie apart, printed once both are known."""
+    found: dict[str, dict[str, float]] = {
+        "perplexity": {way: float((-log.mean()).exp()) for way, log in likelihoods.items()}
+    }
+    if len(likelihoods) == 2:
+        found["agreement"] = agreement(likelihoods["kernels"], likelihoods["reference"])
+        print(found["agreement"], flush=True)
+    return found
 
 
 def agreement(ours: torch.Tensor, reference: torch.Tensor) -> dict[str, float]:
