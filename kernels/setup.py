@@ -21,6 +21,7 @@ FLAGS += ["-DTORCH_TARGET_VERSION=0x020a000000000000"]
 
 SOURCES: dict[str, list[str]] = {
     "bindings.cpp": [],
+    "all_reduce_bindings.cpp": [],
     "attention_bindings.cpp": [],
     "gdn_bindings.cpp": [],
     "cpu/nvfp4_pack.cpp": [],

@@ -1,0 +1,24 @@
+// The all-reduce's launcher as plain C, as c_api.cpp's are (tools/native_all_reduce.py mirrors the structs).
+#include <cstdio>
+#include <exception>
+
+#include "all_reduce_launch.h"
+
+extern "C" {
+
+// Fills `plan`; on a bad problem writes why to `error` and returns 1.
+int voltserve_plan_all_reduce(size_t bytes, int ranks, voltserve::ReducePlan *plan, char *error, size_t error_size) {
+  try {
+    *plan = voltserve::plan_all_reduce(bytes, ranks);
+    return 0;
+  } catch (const std::exception &failure) {
+    std::snprintf(error, error_size, "%s", failure.what());
+    return 1;
+  }
+}
+
+int voltserve_all_reduce(const voltserve::ReduceArgs *args, const voltserve::ReducePlan *plan, cudaStream_t stream) {
+  return voltserve::launch_all_reduce(*args, *plan, stream);
+}
+
+}  // extern "C"

@@ -1,0 +1,12 @@
+// The launcher of the all-reduce. It only launches, on the stream given, and returns the launch's error.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "all_reduce.h"
+
+namespace voltserve {
+
+cudaError_t launch_all_reduce(const ReduceArgs &args, const ReducePlan &plan, cudaStream_t stream);
+
+}  // namespace voltserve

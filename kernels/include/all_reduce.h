@@ -1,0 +1,17 @@
+// The contract of the all-reduce ops. They exist on GPUs only.
+//
+//   all_reduce(x, to, from_, turns, rank, limit, late=None) -> y
+//       y = the sum of all ranks' x, the same bits on every rank. x float16 or float32, any shape, contiguous, 16-byte aligned, at most
+//       `largest` bytes, of one shape and dtype on all ranks. to: addresses of the slots that this rank writes; from_: by rank, of the
+//       slots it reads, from_[rank] being ignored. turns int32 [`turns`] on x's GPU, all 1 at first, and belonging to these slots, as
+//       the slots' memory is all 0 at first. Ranks make the same calls in the same order, each on one stream at a time.
+//       limit: seconds of waiting for one rank, after which the GPU stops with an assertion that names the rank; with `late` int32 [1] on
+//       x's GPU nothing stops: the rank's number + 1 goes there, and y is wrong.
+//   all_reduce_layout() -> (slot, turns, largest)
+//       Bytes of a slot, numbers of `turns`, most bytes of an x.
+//   map_host_memory(turns, address, bytes) -> int
+//       Pins memory of this process and returns where the GPU of `turns` sees it. address and bytes: multiples of a page.
+//   unmap_host_memory(turns, address) -> ()
+//
+// A bad argument raises RuntimeError naming it, what was expected and what came.
+#pragma once

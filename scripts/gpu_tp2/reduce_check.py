@@ -1,0 +1,166 @@
+"""Whether our all-reduce sums right: every size and dtype, many calls in graphs, ranks that come late or never."""
+
+import os
+import re
+import tempfile
+import time
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import distributed
+
+from engine.all_reduce import AllReduce
+
+LARGEST = 1 << 20  # bytes of one call
+COUNTS = (
+    1,
+    2,
+    3,
+    4,
+    5,
+    7,
+    8,
+    9,
+    511,
+    2048,
+    2049,
+    5119,
+    5120,
+    8192,
+    20_479,
+    20_480,
+    20_481,
+    20_488,
+    65_535,
+    163_840,
+    262_144,
+)
+HIDDEN = 5120
+IN_A_GRAPH = (1, 8, 2, 32, 4, 16, 1, 1, 102, 3)  # tokens of calls that follow each other
+DELAYS = 200
+DEAD_LIMIT = 2.0
+
+
+def check(ours: AllReduce, device: torch.device, repeats: int) -> dict[str, Any]:
+    """All of it; counts of what is wrong are 0."""
+    began = time.perf_counter()
+    sums = list(_sums(ours, device))
+    return {
+        "counts_and_dtypes": len(sums),
+        "wrong_sums": sum(wrong for wrong, _ in sums),
+        "other_bits_on_another_rank": sum(differ for _, differ in sums),
+        "refused": _refused(ours, device),
+        "repeats": repeats,
+        "wrong_in_repeats": _repeats(ours, device, repeats),
+        "uneven_arrivals": DELAYS,
+        "wrong_after_uneven_arrivals": _uneven(ours, device),
+        "seconds": round(time.perf_counter() - began, 1),
+    }
+
+
+def _sums(ours: AllReduce, device: torch.device) -> Iterator[tuple[int, bool]]:
+    """Elements that lie further from the float64 sum than one rounding, and whether ranks' bits differ."""
+    for dtype in (torch.float16, torch.float32):
+        for count in COUNTS:
+            if count * dtype.itemsize > LARGEST:
+                continue
+            shares = [_normal(count, dtype, count * ours.ranks + rank) for rank in range(ours.ranks)]
+            # A slice of rows that begins inside another tensor, as vLLM's padded batches give.
+            room = torch.full((count + 16,), float("nan"), dtype=dtype, device=device)
+            x = room[8 : 8 + count]
+            x.copy_(shares[ours.rank])
+            got = ours(x).cpu()
+            exact = torch.stack([share.double() for share in shares]).sum(0)
+            allowed = (
+                exact.abs() * torch.finfo(dtype).eps * 0.501
+                + torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
+            )
+            if dtype == torch.float32:
+                allowed *= ours.ranks
+            bits = zlib.crc32(got.numpy().tobytes())
+            yield int(((got.double() - exact).abs() > allowed).sum()), len(set(gather(bits, ours.ranks))) > 1
+
+
+def _normal(count: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
+    return torch.randn(count, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def gather(value: Any, ranks: int) -> list[Any]:
+    """Every rank's value."""
+    gathered: list[Any] = [None] * ranks
+    distributed.all_gather_object(gathered, value)
+    return gathered
+
+
+def _refused(ours: AllReduce, device: torch.device) -> dict[str, bool]:
+    """What must go to NCCL."""
+    two = torch.zeros(64, 2 * HIDDEN, dtype=torch.float16, device=device)
+    return {
+        "columns of a wider tensor": not ours.takes(two[:, :HIDDEN]),
+        "2 bytes off": not ours.takes(two.flatten()[1:9]),
+        "int32": not ours.takes(two.int()),
+        "one number too many": not ours.takes(torch.zeros(LARGEST // 2 + 1, dtype=torch.float16, device=device)),
+    }
+
+
+def _repeats(ours: AllReduce, device: torch.device, repeats: int) -> int:
+    """Elements that were wrong in calls of a graph that is replayed: sizes and numbers change from call to call."""
+    bad = torch.zeros((), dtype=torch.int64, device=device)
+    step = torch.zeros((), dtype=torch.float16, device=device)
+    places = [torch.arange(tokens * HIDDEN, device=device) % 61 for tokens in IN_A_GRAPH]
+    bases = [place.half() for place in places]
+
+    def calls() -> None:
+        for base in bases:
+            step.add_(1).remainder_(97)
+            got = ours(base + (step + 3 * ours.rank))
+            expected = ours.ranks * (base + step) + 3 * ours.ranks * (ours.ranks - 1) / 2
+            bad.add_((got != expected).sum())
+
+    calls()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        calls()
+    for _ in range(repeats // len(bases)):
+        graph.replay()
+    return int(bad)
+
+
+def _uneven(ours: AllReduce, device: torch.device) -> int:
+    """Elements that were wrong where one rank came up to milliseconds after the other."""
+    random = torch.Generator().manual_seed(1000 + ours.rank)
+    wrong = 0
+    for number in range(DELAYS):
+        count = HIDDEN * (1, 8, 32)[number % 3]
+        torch.cuda._sleep(int(torch.randint(0, 2_000_000, (), generator=random)))
+        got = ours(torch.full((count,), float(number % 50 + ours.rank), dtype=torch.float16, device=device))
+        expected = ours.ranks * (number % 50) + ours.ranks * (ours.ranks - 1) // 2
+        wrong += int((got != expected).sum())
+    return wrong
+
+
+def answer_of_the_dead(ours: AllReduce) -> dict[str, Any]:
+    """Rank 0 calls, the others never do: what it gets, after how long, and what its process told."""
+    ours.limit = DEAD_LIMIT
+    distributed.barrier()
+    if ours.rank != 0:
+        time.sleep(3 * DEAD_LIMIT)
+        return {}
+    with tempfile.TemporaryFile() as told:
+        kept = os.dup(2)
+        os.dup2(told.fileno(), 2)
+        began, error = time.perf_counter(), ""
+        try:
+            ours(torch.ones(HIDDEN, dtype=torch.float16, device="cuda"))
+            torch.cuda.synchronize()
+        except RuntimeError as failure:
+            error = str(failure).splitlines()[0]
+        seconds = time.perf_counter() - began
+        os.dup2(kept, 2)
+        told.seek(0)
+        lines = [
+            line for line in told.read().decode(errors="replace").splitlines() if re.search("all-reduce: rank", line)
+        ]
+    return {"limit": DEAD_LIMIT, "seconds": round(seconds, 2), "raised": error, "told": lines}

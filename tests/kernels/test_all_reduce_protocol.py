@@ -1,0 +1,152 @@
+"""The all-reduce's protocols (kernels/cuda/all_reduce.cuh) as state machines: every order of the ranks' accesses.
+
+A call's number is its turn. What a place holds is the turn that wrote it: a rank's data differs from turn to turn.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import pytest
+
+FLAG = -1  # a chunk's flag among its places
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How a call goes; the kernel's are the defaults."""
+
+    ranks: int = 2
+    chunks: bool = False
+    halves: int = 2
+    fence: bool = True
+
+
+@dataclass(frozen=True)
+class Rank:
+    """Where a rank is: its turn, the places that it has written, the (other rank, place) pairs that it has read."""
+
+    turn: int = 1
+    written: frozenset[int] = frozenset()
+    read: frozenset[tuple[int, int]] = frozenset()
+
+
+Memory = dict[tuple[int, int, int], int]  # by rank, half, place
+Move = tuple[int, Rank, Memory]
+
+
+def places(rules: Rules, sizes: tuple[int, ...], turn: int) -> set[int]:
+    """What a call of this turn writes."""
+    return set(range(sizes[turn - 1])) | ({FLAG} if rules.chunks else set())
+
+
+def moves(rules: Rules, sizes: tuple[int, ...], ranks: tuple[Rank, ...], memory: Memory) -> Iterator[Move]:
+    """What may happen next: one access by one rank. Raises AssertionError where it reads another turn's data."""
+    for me, rank in enumerate(ranks):
+        if rank.turn > len(sizes):
+            continue
+        half, all_places = rank.turn % rules.halves, places(rules, sizes, rank.turn)
+        others = [other for other in range(rules.ranks) if other != me]
+        for place in all_places - rank.written:
+            if place == FLAG and rules.fence and len(rank.written) < len(all_places) - 1:
+                continue
+            yield me, replace(rank, written=rank.written | {place}), memory | {(me, half, place): rank.turn}
+        for other, place in itertools.product(others, all_places):
+            held = memory.get((other, half, place), 0)
+            if (other, place) in rank.read:
+                continue
+            if not rules.chunks:  # a thread polls the line that it has written
+                if place not in rank.written or held != rank.turn:
+                    continue
+            elif place == FLAG:
+                if held != rank.turn:
+                    continue
+            else:  # read once all flags have been seen
+                if not {(one, FLAG) for one in others} <= rank.read:
+                    continue
+                assert held == rank.turn, f"turn {rank.turn} read what turn {held} wrote"
+            yield me, replace(rank, read=rank.read | {(other, place)}), memory
+
+
+def explore(rules: Rules, sizes: tuple[int, ...]) -> int:
+    """Goes through all states; returns how many. Raises AssertionError in one that reads wrongly or cannot go on."""
+    start = (tuple(Rank() for _ in range(rules.ranks)), frozenset[tuple[tuple[int, int, int], int]]())
+    seen, waiting = {start}, [start]
+    while waiting:
+        ranks, held = waiting.pop()
+        went = False
+        for me, moved, memory in moves(rules, sizes, ranks, dict(held)):
+            went = True
+            whole = places(rules, sizes, moved.turn)
+            ended = moved.written == whole and len(moved.read) == (rules.ranks - 1) * len(whole)
+            after = Rank(moved.turn + 1) if ended else moved  # the stream's next kernel may begin
+            state = ((*ranks[:me], after, *ranks[me + 1 :]), frozenset(memory.items()))
+            if state not in seen:
+                seen.add(state)
+                waiting.append(state)
+        turns = [rank.turn for rank in ranks]
+        assert went or min(turns) > len(sizes), f"ranks wait for each other for ever, in turns {turns}"
+        assert max(turns) - min(turns) <= 1
+    return len(seen)
+
+
+SIZES = [(2, 2, 2, 2), (2, 1, 1, 2, 2), (1, 2, 1, 2)]
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize("chunks", [False, True])
+def test_two_ranks_never_lose_or_mix_up_a_turn(chunks: bool, sizes: tuple[int, ...]) -> None:
+    assert explore(Rules(chunks=chunks), sizes) > 100
+
+
+@pytest.mark.parametrize("chunks", [False, True])
+def test_nor_do_three(chunks: bool) -> None:
+    assert explore(Rules(ranks=3, chunks=chunks), (1, 1, 1)) > 300
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        (Rules(halves=1), "for ever"),  # a line is overwritten before all have read it
+        (Rules(chunks=True, halves=1), "turn|for ever"),
+        (Rules(chunks=True, fence=False), "turn"),  # the flag overtakes data
+    ],
+)
+def test_one_half_or_no_fence_would_not_do(broken: Rules, message: str) -> None:
+    with pytest.raises(AssertionError, match=message):
+        explore(broken, SIZES[0])
+
+
+BLOCKS = 32
+
+
+def launch(counters: list[int], grid: int, order: list[int], *, own_only: bool = False) -> set[int]:
+    """What the blocks of one launch read as their turn, blocks running in `order`; `end_turn`'s writes."""
+    turns = set()
+    for block in order:
+        turn = counters[block]
+        turns.add(turn)
+        after = 2 if turn == 2**32 - 1 else turn + 1
+        for index in range(block, block + 1 if own_only else BLOCKS, grid):
+            counters[index] = after
+    return turns
+
+
+@pytest.mark.parametrize("first", [1, 2**32 - 20])
+def test_all_blocks_of_a_launch_count_the_same_turn(first: int) -> None:
+    seeded, counters, parity = random.Random(first), [first] * BLOCKS, first % 2  # noqa: S311
+    for _ in range(200):
+        grid = seeded.randint(1, BLOCKS)
+        (turn,) = launch(counters, grid, seeded.sample(range(grid), grid))
+        assert turn != 0
+        assert turn % 2 == parity
+        parity = 1 - parity
+
+
+def test_counting_own_blocks_alone_would_not_do() -> None:
+    counters = [1] * BLOCKS
+    launch(counters, 4, [0, 1, 2, 3], own_only=True)
+    assert len(launch(counters, 8, list(range(8)), own_only=True)) > 1
