@@ -5,6 +5,7 @@ while it is imported itself, so what is in there is imported late.
 """
 
 import json
+import os
 import subprocess
 import sys
 from functools import cache
@@ -116,10 +117,17 @@ class VoltaPlatform(CudaPlatform):  # type: ignore[misc]  # vLLM's classes are u
         cache_config.cache_dtype = "auto"  # the model's, which is float16
         ranks, disabled = parallel.tensor_parallel_size, parallel.disable_custom_all_reduce
         links: volta.Links = "nvlink" if cls.is_fully_connected(list(gpus.physical_indexes()[:ranks])) else "pcie"
-        try_out = ranks > 1 and not disabled and links == "nvlink"
+        no_peers = os.environ.get("NCCL_P2P_DISABLE") == "1"
+        try_out = ranks > 1 and not disabled and links == "nvlink" and not no_peers
         probe = try_peer_memory(ranks) if try_out else None
-        chosen = progress.settle(volta.choose_all_reduce(ranks, disabled=disabled, links=links, probe=probe))
-        parallel.disable_custom_all_reduce = chosen.choice != "custom"
+        chosen = volta.choose_all_reduce(ranks, disabled=disabled, links=links, no_peers=no_peers, probe=probe)
+        vllm_config.additional_config[volta.ALL_REDUCE_KEY] = progress.settle(chosen).choice
+        parallel.disable_custom_all_reduce = True  # vLLM's own, in whose place ours is
+
+    @classmethod
+    def get_device_communicator_cls(cls) -> str:
+        """By name, what a group of ranks talks through."""
+        return "engine.communicator.VoltaCommunicator"
 
 
 @cache

@@ -128,25 +128,37 @@ def choose_attention(
 
 
 Links = Literal["nvlink", "pcie"]
+Transport = Literal["host memory", "peer memory"]
+ALL_REDUCE = "all-reduce"
+# Where the platform leaves its choice in vLLM's additional_config, which reaches every worker.
+ALL_REDUCE_KEY = "voltserve_all_reduce"
 
 
-def choose_all_reduce(ranks: int, *, disabled: bool, links: Links, probe: str | None) -> Choice:
-    """Whether vLLM's own all-reduce runs ("custom") or NCCL's.
+def choose_all_reduce(ranks: int, *, disabled: bool, links: Links, no_peers: bool, probe: str | None) -> Choice:
+    """Through what ranks sum up to 1 MiB (engine/all_reduce.py): a Transport, or NCCL as larger ones do.
 
-    `probe`: what came of writing through peer memory and reading back, "" where every byte was right; None: not tried.
+    `no_peers`: NCCL_P2P_DISABLE is set; `probe`: what came of writing through peer memory and reading back, "" where
+    every byte was right; None: not tried.
     """
-    what = "all-reduce"
     if ranks == 1:
-        return Choice(what, "none", "one GPU computes alone")
+        return Choice(ALL_REDUCE, "none", "one GPU computes alone")
     if disabled:
-        return Choice(what, "NCCL", "--disable-custom-all-reduce asks for it")
+        return Choice(ALL_REDUCE, "NCCL", "--disable-custom-all-reduce asks for it")
     if links == "pcie":
-        return Choice(what, "NCCL", "vLLM's own hangs or returns wrong data over PCIe on many boards")
-    if probe is None:
-        return Choice(what, "custom, if peer memory proves right", "all GPUs are joined by NVLink; tried at the start")
+        return Choice(ALL_REDUCE, "host memory", "peer memory over PCIe hangs or returns wrong data on many boards")
+    if no_peers:
+        return Choice(ALL_REDUCE, "host memory", "NCCL_P2P_DISABLE asks for no peer memory")
     if probe:
-        return Choice(what, "NCCL", f"peer memory was tried and is not to be trusted: {probe}")
-    return Choice(what, "custom", "all GPUs are joined by NVLink, and what went through peer memory arrived unchanged")
+        return Choice(ALL_REDUCE, "host memory", f"peer memory was tried and is not to be trusted: {probe}")
+    tried = "to be tried at the start" if probe is None else "what went through peer memory arrived unchanged"
+    return Choice(ALL_REDUCE, "peer memory", f"all GPUs are joined by NVLink; {tried}")
+
+
+def keep_all_reduce(transport: Transport, problem: str) -> Choice:
+    """Whether it stays at `transport` after the ranks have tried it; `problem`: what went wrong there, or ""."""
+    if problem:
+        return Choice(ALL_REDUCE, "NCCL", f"through {transport} the trial failed: {problem}")
+    return Choice(ALL_REDUCE, transport, "the ranks' trial gave the right sums; more than 1 MiB goes through NCCL")
 
 
 def choose_graphs(*, enforce_eager: bool) -> Choice:
@@ -173,7 +185,7 @@ def choose_launchers(compiler: str) -> Choice:
 def explain(given: dict[str, Any]) -> list[Choice]:
     """The decisions that need no GPU.
 
-    `given`: dtype, model_type, kv_cache_dtype, kv_directive, attention_backend, head_size, ranks, nvlink,
+    `given`: dtype, model_type, kv_cache_dtype, kv_directive, attention_backend, head_size, ranks, nvlink, no_peers,
     disable_custom_all_reduce, enforce_eager; as the choices' arguments above.
     """
     return [
@@ -184,6 +196,7 @@ def explain(given: dict[str, Any]) -> list[Choice]:
             given["ranks"],
             disabled=given["disable_custom_all_reduce"],
             links="nvlink" if given["nvlink"] else "pcie",
+            no_peers=given["no_peers"],
             probe=None,
         ),
         choose_graphs(enforce_eager=given["enforce_eager"]),

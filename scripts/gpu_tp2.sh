@@ -37,9 +37,10 @@ json.dump([job | {"output": sys.argv[1] + "/" + job["output"]} for job in jobs],
   python3 scripts/gpu_tp2/judge.py "$OUT/answers" "$OUT/texts.json" $ways --device "$DEVICE"
 }
 
+# Ours beside NCCL's, both ways.
 reduce() {
-  step 100 reduce-peer python3 scripts/gpu_tp2/reduce.py "$OUT/reduce-peer.json" && tail -n 1 "$OUT/reduce-peer.log"
-  NCCL_P2P_DISABLE=1 step 100 reduce-shared python3 scripts/gpu_tp2/reduce.py "$OUT/reduce-shared.json" && tail -n 1 "$OUT/reduce-shared.log"
+  step 150 reduce python3 scripts/gpu_tp2/reduce.py "$OUT/reduce.json" --sweep "$WORK/site/libvoltserve_cuda.so"
+  tail -n 2 "$OUT/reduce.log" | cut -c1-2000
 }
 
 # mma.m8n8k4, with which a V100 multiplies 2 to 1024 tokens, is emulated after Volta: rates above one stream are no V100's.

@@ -1,85 +1,123 @@
-"""Times all-reduces between ranks, and computes what they cost two V100s: reduce.py OUTPUT.json [--ranks 2]
+"""Times all-reduces between ranks, ours and NCCL's side by side: reduce.py OUTPUT.json [--library FILE.so]
 
-A layer has two of them, of M x hidden numbers of 2 bytes for M tokens. The V100 rows are computed: fixed cost + bytes
-over bandwidth. NCCL_P2P_DISABLE=1 takes the path through the host's memory.
+A layer has two of them, of M x hidden numbers for M tokens. Each way runs in processes of its own: `shared`, through
+the host's memory (NCCL_P2P_DISABLE=1), and `peer`, through the GPUs' own. Sums are checked first (reduce_check.py).
+Times are medians of one call among many, one after the other; in a graph they say what the GPUs need.
 """
 
 import argparse
 import json
 import multiprocessing
 import os
+import queue
 import statistics
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass
+import traceback
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import distributed
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from engine.all_reduce import AllReduce, AllReduceError
+from kernels.tools.native_all_reduce import BLOCKS, ReduceLibrary
+from scripts.gpu_tp2 import reduce_check
+
 HIDDEN, LAYERS = 5120, 64  # Qwen3-32B
-TOKENS = (1, 8, 16, 32, 2048)
-ROUNDS, CALLS = 7, 50
-
-
-@dataclass(frozen=True)
-class Link:
-    """What two V100s are joined by. An all-reduce of b bytes between two ranks moves b bytes each way."""
-
-    fixed_s: float  # of one all-reduce
-    bytes_s: float
-    source: str
-
-
-LINKS = {
-    "V100 PCIe, host memory": Link(
-        45e-6, 12e9, "30 to 60 µs through shared memory, stated; PCIe 3.0 x16 moves 12 GB/s"
-    ),
-    "V100 SXM2, NVLink": Link(
-        12e-6, 100e9, "NCCL's launch and two hops, stated; 6 links of 25 GB/s, two thirds reached"
-    ),
+TOKENS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 102, 512)
+ROUNDS, CALLS = 9, 64
+SWEPT, SENDERS = (1, 2, 4, 6, 8, 16, 32, 102), (2, 4, 8, 16)
+WAYS: dict[str, tuple[Any, dict[str, str]]] = {
+    "shared": ("host memory", {"NCCL_P2P_DISABLE": "1"}),
+    "peer": ("peer memory", {}),
 }
 
 
-def computed(link: Link, tokens: int) -> dict[str, float]:
-    """Of one all-reduce in microseconds, and of a step's in milliseconds."""
-    seconds = link.fixed_s + 2 * tokens * HIDDEN / link.bytes_s
-    return {"tokens": tokens, "us": round(1e6 * seconds, 1), "ms_a_step": round(1e3 * 2 * LAYERS * seconds, 2)}
-
-
-def rank_main(rank: int, ranks: int, backend: str, store: Path, results: Any) -> None:
-    """One rank: the median time of an all-reduce for each number of tokens, called one by one and in a CUDA graph."""
-    device = torch.device("cpu") if backend == "gloo" else torch.device("cuda", rank)
-    dtype = torch.float32 if backend == "gloo" else torch.float16
-    if device.type == "cuda":
+def rank_main(rank: int, way: str, arguments: argparse.Namespace, store: Path, results: Any) -> None:
+    """One rank of one way: what was checked, then times."""
+    transport, environment = WAYS[way]
+    os.environ.update(environment)
+    gloo = arguments.backend == "gloo"
+    device = torch.device("cpu") if gloo else torch.device("cuda", rank)
+    if not gloo:
         torch.cuda.set_device(device)
-    distributed.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=ranks)
-    rows = []
-    for tokens in TOKENS:
-        data = torch.ones(tokens, HIDDEN, dtype=dtype, device=device)
-        distributed.all_reduce(data)
-        if not bool((data == ranks).all()):
-            raise RuntimeError(f"all-reduce of {tokens} x {HIDDEN}: expected {ranks} everywhere, got other sums")
-        data.zero_()
-
-        def calls(data: torch.Tensor = data) -> None:
-            for _ in range(CALLS):
-                distributed.all_reduce(data)
-
-        row: dict[str, Any] = {"tokens": tokens, "us": median_us(calls, device)}
-        if device.type == "cuda":
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                calls()
-            row["us_in_a_graph"] = median_us(graph.replay, device)
-        rows.append(row)
-    results.put(rows)
+    distributed.init_process_group(
+        arguments.backend, init_method=f"file://{store}", rank=rank, world_size=arguments.ranks
+    )
+    result: dict[str, Any] = {"device": "CPU" if gloo else torch.cuda.get_device_name()}
+    calls: dict[str, Callable[[torch.Tensor], Any]] = {"nccl": distributed.all_reduce}
+    if not gloo:
+        group = distributed.new_group(backend="gloo")
+        try:
+            ours = AllReduce(group, device, transport)
+            result["trial"] = ours.trial()
+            result["checked"] = reduce_check.check(ours, device, arguments.repeats)
+            calls["ours"] = ours
+        except AllReduceError as error:
+            result["trial"] = str(error)
+    result["rows"] = [
+        row(name, call, tokens, device)
+        for tokens in arguments.tokens
+        for name, call in calls.items()
+        if name != "ours" or 2 * tokens * HIDDEN <= reduce_check.LARGEST
+    ]
+    if arguments.sweep and "ours" in calls:
+        result["rows"] += list(sweep(ours, ReduceLibrary(arguments.sweep), device))
+    results.put((rank, result))
+    distributed.barrier()
     distributed.destroy_process_group()
 
 
-def median_us(calls: Any, device: torch.device) -> float:
+def sweep(ours: AllReduce, library: ReduceLibrary, device: torch.device) -> Iterator[dict[str, Any]]:
+    """Both protocols with several numbers of blocks, from which kernels/cuda/all_reduce_plan.h has its constants."""
+    for tokens in SWEPT:
+        x = torch.ones(tokens, HIDDEN, dtype=torch.float16, device=device)
+        lines = -(-x.nbytes // (8 * 256))
+        ways = [("lines", lines)] if lines <= BLOCKS else []
+        for protocol, blocks in (*ways, *(("chunks", 2 * senders) for senders in SENDERS)):
+            y = torch.zeros_like(x)
+            launch = library.all_reduce(x, y, *ours.places(), 10.0, protocol, blocks)
+            made = row(f"{protocol} {blocks}", lambda _, launch=launch: launch(), tokens, device)
+            yield made | {"wrong": int((y != ours.ranks).sum())}
+
+
+def dead_main(rank: int, way: str, arguments: argparse.Namespace, store: Path, results: Any) -> None:
+    """One rank of those of which only rank 0 calls. Its GPU is lost in the end, so it has no NCCL."""
+    torch.cuda.set_device(rank)
+    distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=arguments.ranks)
+    ours = AllReduce(distributed.group.WORLD, torch.device("cuda", rank), WAYS[way][0])
+    results.put((rank, reduce_check.answer_of_the_dead(ours)))
+    results.close()
+    results.join_thread()
+    os._exit(0)
+
+
+def row(name: str, call: Callable[[torch.Tensor], Any], tokens: int, device: torch.device) -> dict[str, Any]:
+    """One size and one way to sum: called one by one, and in a CUDA graph."""
+    dtype = torch.float32 if device.type == "cpu" else torch.float16
+    data = torch.zeros(tokens, HIDDEN, dtype=dtype, device=device)
+    made: dict[str, Any] = {"way": name, "tokens": tokens, "bytes": data.nbytes}
+
+    def many() -> None:
+        for _ in range(CALLS):
+            call(data)
+
+    many()
+    made["us"] = median_us(many, device)
+    if device.type == "cuda":
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            many()
+        graph.replay()
+        made["us_in_a_graph"] = median_us(graph.replay, device)
+    return made
+
+
+def median_us(calls: Callable[[], Any], device: torch.device) -> float:
     """Microseconds of one of the CALLS, the median of some rounds."""
     times = []
     for _ in range(ROUNDS):
@@ -97,40 +135,90 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+def guarded(main: Callable[..., None], rank: int, *rest: Any) -> None:
+    """Tells an exception as the rank's answer, so that nobody waits for it."""
+    try:
+        main(rank, *rest)
+    except Exception:
+        rest[-1].put((rank, {"error": traceback.format_exc()}))
+        raise
+
+
+def run(way: str, main: Callable[..., None], arguments: argparse.Namespace) -> dict[int, dict[str, Any]]:
+    """What each rank told. Raises RuntimeError with a rank's exception."""
+    # Forked before CUDA is touched, which spares each rank torch's import.
+    context = multiprocessing.get_context("fork")
+    results = context.Queue()
+    with tempfile.TemporaryDirectory() as folder:
+        ranks = [
+            context.Process(target=guarded, args=(main, rank, way, arguments, Path(folder) / "store", results))
+            for rank in range(arguments.ranks)
+        ]
+        for process in ranks:
+            process.start()
+        try:
+            told: dict[int, dict[str, Any]] = {}
+            while len(told) < len(ranks):
+                rank, answer = results.get(timeout=arguments.limit)
+                if "error" in answer:
+                    raise RuntimeError(f"rank {rank}: {answer['error']}")
+                told[rank] = answer
+            return told
+        finally:
+            for process in ranks:
+                process.join(1 if sys.exc_info()[0] else 15)
+                process.kill()
+
+
+def slower(told: dict[int, dict[str, Any]]) -> dict[str, Any]:
+    """Rank 0's answer with the slowest rank's times."""
+    merged = told[0]
+    for index, one in enumerate(merged["rows"]):
+        for key in one.keys() & {"us", "us_in_a_graph"}:
+            one[key] = max(answer["rows"][index][key] for answer in told.values())
+    return merged
+
+
 def main() -> None:
     """See above."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("output", type=Path)
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--backend", choices=("nccl", "gloo"), default="nccl")
+    parser.add_argument(
+        "--backend", choices=("nccl", "gloo"), default="nccl", help="gloo: NCCL's part on CPUs, a dry run"
+    )
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
+    parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS)
+    parser.add_argument("--repeats", type=int, default=100_000, help="of checked calls")
+    parser.add_argument("--library", type=Path, help="the ops, instead of voltserve_kernels'")
+    parser.add_argument(
+        "--sweep", type=Path, help="libvoltserve_cuda.so: also time protocols and blocks that are not planned"
+    )
+    parser.add_argument("--limit", type=float, default=90, help="seconds of one way")
     arguments = parser.parse_args()
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         os.environ.setdefault(name, "lo")
-    context = multiprocessing.get_context("spawn")
-    results = context.Queue()
-    with tempfile.TemporaryDirectory() as folder:
-        sizes = (arguments.ranks, arguments.backend, Path(folder) / "store", results)
-        ranks = [context.Process(target=rank_main, args=(rank, *sizes)) for rank in range(arguments.ranks)]
-        for process in ranks:
-            process.start()
-        rows = [results.get(timeout=120) for _ in ranks]
-        for process in ranks:
-            process.join()
-    measured = [{**one, "us": max(one["us"], two["us"])} for one, two in zip(rows[0], rows[-1], strict=True)]
-    device = torch.cuda.get_device_name() if arguments.backend == "nccl" else "CPU"
-    result = {
-        "what": f"all-reduces of M x {HIDDEN} numbers of 2 bytes between {arguments.ranks} ranks, {arguments.backend}",
+    if arguments.library:
+        torch.ops.load_library(str(arguments.library))
+    elif arguments.backend == "nccl":
+        import voltserve_kernels  # noqa: F401 - registers torch.ops.voltserve
+    result: dict[str, Any] = {
+        "what": f"all-reduces of M x {HIDDEN} numbers between {arguments.ranks} ranks",
+        "provenance": "measured",
         "command": " ".join(sys.argv),
-        "device": device,
+        "numbers": "float32, 4 bytes" if arguments.backend == "gloo" else "float16, 2 bytes",
         "nccl": {name: value for name, value in os.environ.items() if name.startswith("NCCL_")},
-        "measured": measured,
-        "computed": {
-            name: {"model": asdict(link), "rows": [computed(link, tokens) for tokens in TOKENS]}
-            for name, link in LINKS.items()
-        },
+        "ways": {},
     }
-    arguments.output.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
-    print(measured)
+    for way in arguments.ways:
+        try:
+            result["ways"][way] = slower(run(way, rank_main, arguments))
+            if arguments.backend == "nccl":
+                result["ways"][way]["dead_rank"] = run(way, dead_main, arguments)[0]
+        except (RuntimeError, queue.Empty) as error:  # the other way may work
+            result["ways"].setdefault(way, {})["error"] = str(error) or f"no answer within {arguments.limit:g} s"
+        arguments.output.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+        print(way, json.dumps(result["ways"][way]), flush=True)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ SHARED_MEMORY = 8 * GIB  # the documents' --shm-size 16g is twice what NCCL and 
 OPEN_FILES = 4096
 SLOW_DISK = 200e6  # bytes a second; a good hard disk
 FASTEST_HARD_DISK = 320e6
-_NO_PEER = "Use a -pcie preset, or set NCCL_P2P_DISABLE=1 and --disable-custom-all-reduce"
+_NO_PEER = "Use a -pcie preset, or set NCCL_P2P_DISABLE=1"
 
 
 def check_host(host: Host, gpus: int, model_bytes: int) -> Iterator[Finding]:

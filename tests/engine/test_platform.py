@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 import torch
 from vllm.config import CompilationMode, CUDAGraphMode
+from vllm.utils.import_utils import resolve_obj_by_qualname
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 from vllm.v1.attention.selector import AttentionSelectorConfig
 
-from engine import gpus, progress, recording
+from engine import gpus, progress, recording, volta
 
 PAIRS = [{"source": 0, "destination": 1, "peer_access": True, "wrong": 0}]
 
@@ -57,6 +58,7 @@ def config(**changes: Any) -> Any:
         cache_config=SimpleNamespace(cache_dtype="auto"),
         parallel_config=parallel,
         scheduler_config=SimpleNamespace(),
+        additional_config={},
         compilation_config=SimpleNamespace(mode=None, cudagraph_mode=None, backend=""),
     )
     for part, values in changes.items():
@@ -65,14 +67,14 @@ def config(**changes: Any) -> Any:
 
 
 def test_every_gpu_counts_as_compute_capability_7_0(platform: Any) -> None:
-    volta = platform.VoltaPlatform()
-    assert volta.get_device_capability(1) == (7, 0)
-    assert volta.has_device_capability(70)
-    assert volta.has_device_capability((7, 0))
-    assert not volta.has_device_capability(75)
-    assert not volta.has_device_capability((8, 0))
-    assert volta.is_cuda()
-    assert torch.bfloat16 not in volta.supported_dtypes
+    one = platform.VoltaPlatform()
+    assert one.get_device_capability(1) == (7, 0)
+    assert one.has_device_capability(70)
+    assert one.has_device_capability((7, 0))
+    assert not one.has_device_capability(75)
+    assert not one.has_device_capability((8, 0))
+    assert one.is_cuda()
+    assert torch.bfloat16 not in one.supported_dtypes
 
 
 def test_cudas_index_is_turned_into_nvmls(platform: Any) -> None:
@@ -134,21 +136,23 @@ def test_what_a_v100_does_not_compute_in_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("linked", "pairs", "off"),
+    ("linked", "variable", "pairs", "expected"),
     [
-        (False, PAIRS, True),
-        (True, PAIRS, False),
-        (True, [{**PAIRS[0], "wrong": 3}], True),
-        (True, [{**PAIRS[0], "peer_access": False}], True),
+        (False, "1", PAIRS, "host memory"),
+        (True, "0", PAIRS, "peer memory"),
+        (True, "1", PAIRS, "host memory"),
+        (True, "0", [{**PAIRS[0], "wrong": 3}], "host memory"),
+        (True, "0", [{**PAIRS[0], "peer_access": False}], "host memory"),
     ],
 )
-def test_vllms_all_reduce_runs_only_where_peer_memory_was_tried_and_right(
+def test_workers_learn_where_ranks_meet_and_vllms_own_all_reduce_is_off(
     platform: Any,
     told: dict[str, str],
     monkeypatch: pytest.MonkeyPatch,
     linked: bool,
+    variable: str,
     pairs: list[dict[str, Any]],
-    off: bool,
+    expected: str,
 ) -> None:
     tried: list[int] = []
 
@@ -159,11 +163,21 @@ def test_vllms_all_reduce_runs_only_where_peer_memory_was_tried_and_right(
 
     monkeypatch.setattr(platform, "try_peer_memory", try_out)
     monkeypatch.setattr(platform.VoltaPlatform, "is_fully_connected", lambda _ids: linked)
+    monkeypatch.setenv("NCCL_P2P_DISABLE", variable)
     vllm_config = config(parallel_config={"tensor_parallel_size": 2})
     platform.VoltaPlatform.check_and_update_config(vllm_config)
-    assert vllm_config.parallel_config.disable_custom_all_reduce is off
-    assert tried == ([2] if linked else [])
-    assert told["all-reduce"] == ("NCCL" if off else "custom")
+    assert vllm_config.parallel_config.disable_custom_all_reduce
+    assert tried == ([2] if linked and variable == "0" else [])
+    assert told["all-reduce"] == expected
+    assert vllm_config.additional_config == {volta.ALL_REDUCE_KEY: expected}
+
+
+def test_the_platforms_communicator_is_one_of_vllms_cuda_ranks(platform: Any) -> None:
+    from vllm.distributed.device_communicators.cuda_communicator import CudaCommunicator
+
+    found = resolve_obj_by_qualname(platform.VoltaPlatform.get_device_communicator_cls())
+    assert issubclass(found, CudaCommunicator)
+    assert found is not CudaCommunicator
 
 
 @pytest.mark.parametrize(

@@ -124,22 +124,33 @@ def test_every_attention_offered_is_one_of_vllms() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "disabled", "links", "probe", "expected"),
+    ("ranks", "disabled", "links", "no_peers", "probe", "expected"),
     [
-        (1, False, "pcie", None, "none"),
-        (2, True, "nvlink", "", "NCCL"),
-        (2, False, "pcie", None, "NCCL"),
-        (2, False, "nvlink", "GPU 0 to 1: 3 elements arrived changed", "NCCL"),
-        (2, False, "nvlink", "", "custom"),
-        (2, False, "nvlink", None, "custom, if peer memory proves right"),
+        (1, False, "pcie", False, None, "none"),
+        (2, True, "nvlink", False, "", "NCCL"),
+        (2, True, "pcie", True, None, "NCCL"),
+        (2, False, "pcie", True, None, "host memory"),
+        (2, False, "pcie", False, None, "host memory"),
+        (2, False, "nvlink", True, None, "host memory"),
+        (2, False, "nvlink", False, "GPU 0 to 1: 3 elements arrived changed", "host memory"),
+        (2, False, "nvlink", False, "", "peer memory"),
+        (2, False, "nvlink", False, None, "peer memory"),
     ],
 )
-def test_vllms_all_reduce_needs_nvlink_and_peer_memory_that_proved_right(
-    ranks: int, disabled: bool, links: volta.Links, probe: str | None, expected: str
+def test_ranks_meet_in_peer_memory_only_where_nvlink_proved_right(
+    ranks: int, disabled: bool, links: volta.Links, no_peers: bool, probe: str | None, expected: str
 ) -> None:
-    chosen = volta.choose_all_reduce(ranks, disabled=disabled, links=links, probe=probe)
+    chosen = volta.choose_all_reduce(ranks, disabled=disabled, links=links, no_peers=no_peers, probe=probe)
     assert chosen.choice == expected
     assert (probe or "") in chosen.reason
+
+
+def test_a_failed_trial_leaves_all_reduces_to_nccl() -> None:
+    kept = volta.keep_all_reduce("host memory", "rank 1: 3 of 5120 sums were wrong")
+    assert kept.choice == "NCCL"
+    assert "host memory" in kept.reason
+    assert "rank 1: 3 of 5120" in kept.reason
+    assert volta.keep_all_reduce("peer memory", "").choice == "peer memory"
 
 
 def given(**changes: Any) -> dict[str, Any]:
@@ -152,6 +163,7 @@ def given(**changes: Any) -> dict[str, Any]:
         "head_size": 128,
         "ranks": 2,
         "nvlink": False,
+        "no_peers": True,
         "disable_custom_all_reduce": True,
         "enforce_eager": True,
         "hybrid": False,

@@ -63,7 +63,6 @@ def test_the_reference_command_line_works_as_written() -> None:
         "gpu-memory-utilization": 0.9,
         "max-num-seqs": 32,
         "enforce-eager": True,
-        "disable-custom-all-reduce": True,
         "disable-uvicorn-access-log": True,
     }
     assert "--disable-log-requests" in {decision.what for decision in merged.decisions}
