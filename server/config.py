@@ -82,8 +82,9 @@ class Config(Settings):
     """Everything `serve` does, decided before anything starts.
 
     `served_model_name` is never empty; `engine` has vLLM's flags by name; `env` is what the preset adds to the engine's
-    environment; `sources` says for each value where it came from; `gpus_needed` is 0 on a preset without GPUs. Where
-    there are several engines, `name` is this one's, and `pinned` says that it gets `devices` and no others.
+    environment; `sources` says for each value where it came from; `gpus_needed`, of this machine, is 0 on a preset
+    without GPUs. Where there are several engines, `name` is this one's, and `pinned` says that it gets `devices` and no
+    others.
     """
 
     engine: Mapping[str, FlagValue]
@@ -94,6 +95,11 @@ class Config(Settings):
     gpus_needed: int
     name: str = ""
     pinned: bool = False
+
+    @property
+    def over_ray(self) -> bool:
+        """Whether Ray starts the engine's workers: a pipeline stage may then be on another machine."""
+        return self.engine.get("distributed-executor-backend") == "ray"
 
 
 def setting_flags() -> dict[str, Flag]:
@@ -190,6 +196,26 @@ def load_config(
     )
 
 
+def load_settings(arguments: Sequence[str], environ: Mapping[str, str], fixed: Mapping[str, str]) -> Settings:
+    """voltserve's own settings for a gateway whose engines are configured elsewhere.
+
+    Args:
+        arguments: the command line.
+        environ: the environment.
+        fixed: settings that neither may give.
+
+    Raises:
+        ConfigError: anything unknown or malformed, a setting of `fixed`, or a flag of the engine's.
+    """
+    command_line = parse_arguments(arguments, all_flags())
+    given = {**_read_variables(environ), **command_line}
+    for name in command_line:
+        if name in fixed or name not in setting_flags():
+            raise ConfigError(f"--{name} is an engine's: put it into the file, under its model's flags")
+    own = {name.replace("-", "_"): value for name, value in {**given, **fixed}.items() if name in setting_flags()}
+    return _validate(own, dict.fromkeys(given, "the command line or the environment"))
+
+
 def smallest_card(devices: Devices, preset: Preset, gpus_needed: int) -> float | None:
     """Nominal GiB of the smallest card used, the preset's where the machine has none; None on a preset without GPUs."""
     if preset.match is None:
@@ -199,7 +225,10 @@ def smallest_card(devices: Devices, preset: Preset, gpus_needed: int) -> float |
 
 
 def _parallelism(values: Mapping[str, FlagValue]) -> int:
-    sizes = (values.get(f"{kind}-parallel-size", 1) for kind in ("tensor", "pipeline", "data"))
+    """GPUs of this machine: all, or one pipeline stage's where Ray finds places for the stages."""
+    over_ray = values.get("distributed-executor-backend") == "ray"
+    kinds = ("tensor", "data") if over_ray else ("tensor", "pipeline", "data")
+    sizes = (values.get(f"{kind}-parallel-size", 1) for kind in kinds)
     return math.prod(int(str(size)) for size in sizes)
 
 

@@ -89,7 +89,7 @@ def load_configs(
     _check_gpus(path, file, found)
     configs = []
     for model in file.models:
-        flags = _checked_flags(path, model)
+        flags = checked_flags(f"{path}: model {model.name}", model.flags, "serve")
         for index, replica in enumerate(model.replicas):
             name = model.name if len(model.replicas) == 1 else f"{model.name}-{index}"
             gpus = found.gpus if replica.gpus is None else tuple(found.gpus[gpu] for gpu in replica.gpus)
@@ -114,14 +114,23 @@ def read_engines(path: Path) -> EnginesFile:
         raise ConfigError(f"--engines: {path}: {where}: {problem['msg']}, got {problem['input']!r}") from error
 
 
-def _checked_flags(path: str, model: Model) -> dict[str, FlagValue]:
+def checked_flags(where: str, flags: Mapping[str, FlagValue], command: str) -> dict[str, FlagValue]:
+    """An engine's flags as a file has them.
+
+    Args:
+        where: the place in the file, for errors.
+        flags: by name.
+        command: whose command line has the gateway's settings.
+
+    Raises:
+        ConfigError: an unknown flag, with the nearest known one; a value of the wrong kind; a setting of the gateway's.
+    """
     known = all_flags()
     gateway = setting_flags().keys() - OF_AN_ENGINE
     checked = {}
-    for name, value in model.flags.items():
-        where = f"{path}: model {model.name}"
+    for name, value in flags.items():
         if name in gateway:
-            raise ConfigError(f"{where}: {name} is the gateway's, for all models; give --{name} to serve")
+            raise ConfigError(f"{where}: {name} is the gateway's, for all models; give --{name} to {command}")
         if name not in known:
             raise ConfigError(f"{where}: {unknown_name('flag', name, known)}")
         try:

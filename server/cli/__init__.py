@@ -7,11 +7,12 @@ import click
 import typer
 from typer.core import TyperGroup
 
-from server.cli import bench, evaluation, keys, models, monitor, serving, smoke, sweep
+from server.cli import bench, cluster, evaluation, keys, models, monitor, serving, smoke, sweep
 
 # Every command has its place in the help here; a test finds one that is left out.
 SECTIONS = {
     "Serving": ("serve", "explain", "plan", "doctor", "monitor", "keys"),
+    "Several machines": ("deploy", "cluster"),
     "Models": ("model", "quantize", "convert", "verify", "inspect"),
     "Measuring": ("smoke", "eval", "bench", "sweep"),
     "About": ("version",),
@@ -40,9 +41,11 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-for commands in (serving.app, models.app, evaluation.app, bench.app, sweep.app, smoke.app, monitor.app):
-    app.add_typer(commands)
+for commands in (serving, models, evaluation, bench, sweep, smoke, monitor):
+    app.add_typer(commands.app)
+app.add_typer(cluster.deploying)
 app.add_typer(keys.app, name="keys")
+app.add_typer(cluster.app, name="cluster")
 
 
 def main(arguments: list[str] | None = None) -> None:

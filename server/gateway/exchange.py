@@ -1,4 +1,4 @@
-"""HTTP requests to an engine over its Unix socket, as lean as can be: every token of every stream passes here.
+"""HTTP requests to an engine over its socket, as lean as can be: every token of every stream passes here.
 
 A general client costs several times as much a request and a chunk (docs/log.md has the figures). No two requests share
 a connection at a time, so that closing it cancels exactly one. A connection is used again only after a whole response,
@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import httptools
 
+CONNECT_LIMIT = 3.0  # seconds in which another machine must take a connection
 HIGH_WATER = 2**18  # bytes of a response that wait for a slow client before the engine is made to wait
 Headers = list[tuple[bytes, bytes]]
 
@@ -36,7 +37,7 @@ Exchange = Callable[[str, bytes, Headers, bytes], "contextlib.AbstractAsyncConte
 
 
 class EngineSocket:
-    """An `Exchange` with the engine that listens at `path`.
+    """An `Exchange` with the engine that listens at a Unix socket's `path`.
 
     Entering raises EngineGoneError where no response comes. Leaving before the response's end closes its connection.
     """
@@ -44,15 +45,18 @@ class EngineSocket:
     def __init__(self, path: str) -> None:
         self._path = path
         self._idle: list[_Connection] = []
+        self._busy: set[_Connection] = set()
 
     @contextlib.asynccontextmanager
     async def __call__(self, method: str, target: bytes, headers: Headers, body: bytes) -> AsyncIterator[Answer]:
         """One request."""
         connection = self._idle.pop() if self._idle else await self._connect()
+        self._busy.add(connection)
         try:
             await connection.ask(_head(method, target, headers, len(body)) + body)
             yield connection
         finally:
+            self._busy.remove(connection)
             connection.rest_or_close()
 
     def close(self) -> None:
@@ -60,12 +64,40 @@ class EngineSocket:
         for connection in tuple(self._idle):
             connection.close()
 
+    def break_off(self, reason: str) -> None:
+        """Ends every request under way with EngineGoneError, and closes all connections."""
+        for connection in tuple(self._busy):
+            connection.give_up(reason)
+        self.close()
+
     async def _connect(self) -> "_Connection":
-        loop = asyncio.get_running_loop()
         try:
-            _, connection = await loop.create_unix_connection(lambda: _Connection(self._idle), self._path)
+            return await self._open(lambda: _Connection(self._idle))
         except OSError as error:
             raise EngineGoneError(f"it cannot be reached: {error.strerror or error}") from error
+
+    async def _open(self, new: "Callable[[], _Connection]") -> "_Connection":
+        """A connection that is ready for requests. Raises OSError."""
+        _, connection = await asyncio.get_running_loop().create_unix_connection(new, self._path)
+        return connection
+
+
+class RemoteEngineSocket(EngineSocket):
+    """An `Exchange` with an engine on another machine, whose relay wants `greeting` first (server/cluster/relay.py)."""
+
+    def __init__(self, host: str, port: int, greeting: bytes) -> None:
+        super().__init__(f"{host}:{port}")
+        self._host = host
+        self._port = port
+        self._greeting = greeting
+
+    async def _open(self, new: "Callable[[], _Connection]") -> "_Connection":
+        opening = asyncio.get_running_loop().create_connection(new, self._host, self._port)
+        try:
+            _, connection = await asyncio.wait_for(opening, CONNECT_LIMIT)
+        except asyncio.TimeoutError as error:
+            raise TimeoutError(f"no connection to {self._path} within {CONNECT_LIMIT:g} s") from error
+        connection.greet(self._greeting)
         return connection
 
 
@@ -120,6 +152,15 @@ class _Connection(asyncio.Protocol):
             self._fail(f"it cannot be written to: {error.strerror}")
         if sent < len(request):
             self._transport.write(memoryview(request)[sent:])
+
+    def greet(self, greeting: bytes) -> None:
+        """Sends what comes before the first request of a connection."""
+        self._send(greeting)
+
+    def give_up(self, reason: str) -> None:
+        """Ends the request for whoever waits for it, as if the engine had gone."""
+        self._fail(reason)
+        self.close()
 
     def rest_or_close(self) -> None:
         """Ends the request: the connection rests if all of the response came and the engine keeps it open."""

@@ -47,8 +47,14 @@ def pool_report(pool: Pool, began: float) -> dict[str, Any]:
     shown = next(iter(pool.lacking() or (one for one in pool.upstreams if one.ready)))
     body = report(shown.config, shown.status(), began)
     if pool.several:
-        body["engines"] = [{"name": one.name, **report(one.config, one.status(), began)} for one in pool.upstreams]
+        body["engines"] = [_named(one, began) for one in pool.upstreams]
     return body
+
+
+def _named(upstream: Upstream, began: float) -> dict[str, Any]:
+    """One of several engines; with its machine where they are on several."""
+    node = {"node": upstream.node} if upstream.node else {}
+    return {"name": upstream.name, **node, **report(upstream.config, upstream.status(), began)}
 
 
 def versions(config: Settings, pool: Pool) -> dict[str, Any]:

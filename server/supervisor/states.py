@@ -71,6 +71,7 @@ class Status:
 
     `diagnosis` says why the engine last failed, where the catalogue knows; it goes once the engine is ready again.
     `warnings` are what is odd about an engine that works: of its first completion, and of the choices it made.
+    `given_up` says that no restart will come.
     """
 
     state: State
@@ -84,6 +85,7 @@ class Status:
     retry_at: float | None = None
     diagnosis: Diagnosis | None = None
     warnings: tuple[str, ...] = ()
+    given_up: bool = False
 
     @property
     def start_elapsed(self) -> float:

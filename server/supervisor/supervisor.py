@@ -213,7 +213,7 @@ class Supervisor:
         if self._failures >= MAX_FAILURES:
             reason = f"given up after {self._failures} failures in a row; the last: {self.status.reason}"
             log.error("given up", failures=self._failures)
-            self._update(reason=reason)
+            self._update(reason=reason, given_up=True)
             await self._draining.wait()
             return
         delay = self._backoff(self._failures)

@@ -18,7 +18,7 @@ import httpx
 import pytest
 
 from server.errors import PreflightError
-from server.serve import _runtime_folder
+from server.lifetime import runtime_folder
 from tests.server.conftest import LIMIT, ROOT, Served, free_port, make_model, serving, wait_for
 
 TOKENS = 60
@@ -152,5 +152,5 @@ def test_no_room_for_the_runtime_folder_is_told_before_anything_starts(monkeypat
         raise OSError(28, "No space left on device", f"/tmp/{prefix}")  # noqa: S108
 
     monkeypatch.setattr("tempfile.mkdtemp", full)
-    with pytest.raises(PreflightError, match="No space left on device; set TMPDIR"), _runtime_folder():
+    with pytest.raises(PreflightError, match="No space left on device; set TMPDIR"), runtime_folder():
         pytest.fail("it goes on")

@@ -1,0 +1,129 @@
+"""The gateway's view of the cluster: which replicas there are, as the engines of its pool."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import httpx
+
+from server.cluster.replica import Address, Replica
+from server.config import Config, Settings
+from server.devices import Devices
+from server.gateway.exchange import Answer, EngineGoneError
+from server.gateway.gpus import Reading
+from server.gateway.limits import Admission
+from server.gateway.metrics import Metrics
+from server.gateway.pool import Pool, Upstream
+from server.supervisor import State, Status
+
+
+class Members:
+    """Keeps `pool` as the directory says, and a connection to each replica. A model without any replica has a stand-in
+    that is never ready and says why.
+
+    Args:
+        settings: the gateway's.
+        models: the names that each model is served by, until the directory says more.
+    """
+
+    def __init__(self, settings: Settings, models: Mapping[str, tuple[str, ...]]) -> None:
+        self._settings = settings
+        self._replicas: dict[str, tuple[Replica, asyncio.Task[None]]] = {}
+        self._absent: dict[str, _Absent] = {}
+        self._metrics: Metrics | None = None
+        self._counted: set[str] = set()
+        self._models: dict[str, tuple[str, ...]] = {}
+        self._set_models(models)
+        self.pool = Pool([absent.upstream for absent in self._absent.values()], several=True)
+
+    def count_in(self, metrics: Metrics) -> None:
+        """From now on tells `metrics` each engine's status."""
+        self._metrics = metrics
+        self._arrange()
+
+    def gpus(self) -> list[Reading]:
+        """The GPUs of all replicas."""
+        return [reading for replica, _ in self._replicas.values() if replica.linked for reading in replica.gpus]
+
+    def take(self, found: Mapping[str, Any]) -> None:
+        """Takes what the directory knows (`on_ray.directory.Directory.look`). A replica that it has forgotten, but
+        that still answers, stays: the directory may have been started anew.
+        """
+        self._set_models({one["name"]: tuple(one["served"]) for one in found["models"]})
+        for name, reason in found["failures"].items():
+            if name in self._absent:
+                self._absent[name].say(State.FAILED, f"its last replica: {reason}")
+        listed = {one["id"]: one for one in found["replicas"]}
+        for name, (replica, task) in list(self._replicas.items()):
+            if name not in listed and not replica.linked:
+                task.cancel()
+                del self._replicas[name]
+        for name, one in listed.items():
+            if name not in self._replicas:
+                replica = Replica(Address(**one), self._settings.heartbeat_timeout, self._changed)
+                self._replicas[name] = replica, asyncio.create_task(replica.run())
+        self._arrange()
+
+    async def close(self) -> None:
+        """Ends all connections."""
+        tasks = [task for _, task in self._replicas.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _set_models(self, models: Mapping[str, tuple[str, ...]]) -> None:
+        if models == self._models:
+            return
+        self._models = dict(models)
+        self._absent = {name: _Absent(self._settings, name, served) for name, served in models.items()}
+
+    def _changed(self, replica: Replica) -> None:
+        """A replica has a new status."""
+        if replica.upstream is not None and replica.upstream not in self.pool.upstreams:
+            self._arrange()
+        elif self._metrics is not None and replica.name in self._counted:
+            self._metrics.observer(replica.name)(replica.status)
+
+    def _arrange(self) -> None:
+        """Makes the pool of the replicas that have told what they serve, and the stand-ins of models without any."""
+        there = [replica for replica, _ in self._replicas.values() if replica.upstream is not None]
+        served = {replica.address.model for replica in there}
+        absent = [one.upstream for name, one in self._absent.items() if name not in served]
+        self.pool.upstreams = (*(replica.upstream for replica in there if replica.upstream), *absent)
+        if self._metrics is None:
+            return
+        names = {upstream.name: upstream for upstream in self.pool.upstreams}
+        for name in self._counted - names.keys():
+            self._metrics.forget(name)
+        for name in names.keys() - self._counted:
+            self._metrics.observer(name)(names[name].status())
+        self._counted = set(names)
+
+
+class _Absent:
+    """Stands for a model that has no replica now."""
+
+    def __init__(self, settings: Settings, name: str, served: tuple[str, ...]) -> None:
+        own = settings.model_dump() | {"served_model_name": served}
+        none: dict[str, Any] = {"engine": {}, "env": {}, "sources": {}, "decisions": (), "gpus_needed": 0}
+        config = Config(**own, **none, devices=Devices(()), name=name)
+        client = httpx.AsyncClient(transport=_Nowhere(), base_url="http://engine")
+        self._status = Status(State.STARTING, "", since=time.monotonic(), started_at=time.monotonic())
+        self.say(State.STARTING, "Ray has started no replica of it yet; `voltserve cluster status` says more")
+        self.upstream = Upstream(config, client, _no_exchange, lambda: self._status, Admission(1, 0, 1.0))
+
+    def say(self, state: State, reason: str) -> None:
+        """Why there is none."""
+        if reason != self._status.reason:
+            self._status = Status(state, reason, since=time.monotonic(), started_at=time.monotonic())
+
+
+class _Nowhere(httpx.AsyncBaseTransport):
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError("there is no replica", request=request)
+
+
+def _no_exchange(*_: object) -> contextlib.AbstractAsyncContextManager[Answer]:
+    raise EngineGoneError("there is no replica")

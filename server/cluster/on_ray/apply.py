@@ -1,0 +1,123 @@
+"""`python -m server.cluster.on_ray.apply`: makes Ray Serve run what a cluster.yaml says, and returns when it does.
+
+stdin: the file as JSON and the engine's module. stdout: lines of JSON, each a `decision` or a model's `progress`. Exit
+code 1 where a model does not come up.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import ray
+from ray import serve
+from ray.serve.schema import ApplicationStatus
+
+from server.cluster.file import ClusterFile, Model, replica_arguments, version_of
+from server.cluster.layout import DEPLOYMENT, DIRECTORY, deployment_options, directory_config
+from server.cluster.on_ray import application
+from server.cluster.on_ray.connect import connect, shortened
+
+POLL = 0.5  # seconds
+ANSWER_LIMIT = 10.0  # seconds
+
+
+def main() -> None:
+    """Deploys and updates, and deletes what is no more in the file."""
+    given = json.loads(sys.stdin.readline())
+    file, module = ClusterFile.model_validate(given["file"]), given["module"]
+    connect()
+    serve.start(proxy_location="Disabled")  # requests come through our gateway
+    surging = _surging(file, module)
+    _run({DIRECTORY: application.directory_with(user_config=directory_config(file, module))})
+    for name in set(serve.status().applications) - {DIRECTORY, *(model.application for model in file.models)}:
+        if name.startswith(f"{DIRECTORY}-"):
+            serve.delete(name, _blocking=False)
+            say(decision=("application", f"{name} deleted", "its model is not in the file"))
+    fine = _roll(file, module, surging)
+    if surging:
+        fine = _roll(file, module, {}) and fine
+    raise SystemExit(0 if fine else 1)
+
+
+def say(**message: Any) -> None:
+    """Tells whoever started us."""
+    print(json.dumps(message), flush=True)
+
+
+def _run(targets: Mapping[str, serve.Application]) -> None:
+    """Has Serve run these applications, without waiting for them."""
+    runs = [serve.RunTarget(target, name=name, route_prefix=None) for name, target in targets.items()]
+    serve.run_many(runs, wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
+
+
+def _roll(file: ClusterFile, module: str, surging: Mapping[str, int]) -> bool:
+    """Deploys every model, with so many replicas more, and waits. Whether all came up."""
+    targets = {}
+    for model in file.models:
+        arguments = replica_arguments(file, model, module)
+        options = deployment_options(model, surging.get(model.name, 0))
+        targets[model.application] = application.engine_with(arguments, version=version_of(arguments), **options)
+    _run(targets)
+    return _wait(targets)
+
+
+def _wait(names: Mapping[str, Any]) -> bool:
+    """Waits until Serve says of each application that it runs, or cannot."""
+    told: dict[str, str] = {}
+    while True:
+        found = serve.status().applications
+        ended = {ApplicationStatus.RUNNING, ApplicationStatus.DEPLOY_FAILED}
+        for name in names:
+            if name not in found:
+                continue
+            engine = found[name].deployments.get(DEPLOYMENT)
+            message = shortened(found[name].message or (engine.message if engine else ""))
+            text = f"{found[name].status.value}{': ' if message else ''}{message}"
+            if told.get(name) != text:
+                told[name] = text
+                say(progress=(name, text))
+        if all(name in found and found[name].status in ended for name in names):
+            return all(found[name].status is ApplicationStatus.RUNNING for name in names)
+        time.sleep(POLL)
+
+
+def _surging(file: ClusterFile, module: str) -> dict[str, int]:
+    """The models to be updated with one replica more meanwhile, so that as many as before serve at every moment."""
+    if DIRECTORY not in serve.status().applications:
+        return {}
+    handle = serve.get_deployment_handle("directory", DIRECTORY)
+    before = handle.configured.remote().result(timeout_s=ANSWER_LIMIT)["models"]
+    versions = {one["name"]: one["version"] for one in before}
+    free = ray.available_resources()
+    surging = {}
+    for model in file.models:
+        version = version_of(replica_arguments(file, model, module))
+        if versions.get(model.name, version) == version:
+            continue
+        choice, reason = _surge(model, free)
+        say(decision=(f"update of {model.name}", choice, reason))
+        if choice == _MORE:
+            surging[model.name] = 1
+    return surging
+
+
+_MORE, _IN_PLACE = "one replica more meanwhile", "one replica after the other"
+
+
+def _surge(model: Model, free: Mapping[str, float]) -> tuple[str, str]:
+    """How to update a model, and why."""
+    if not model.surge:
+        return _IN_PLACE, "surge: false"
+    if model.autoscaling is not None and model.autoscaling.min > 1:
+        return _IN_PLACE, f"at least {model.autoscaling.min} replicas run, of which all but one serve on"
+    needs = {"CPU": model.cpus, "GPU": float(model.gpus * model.nodes), **model.resources}
+    lacking = [f"{name} {free.get(name, 0):g} of {need:g}" for name, need in needs.items() if free.get(name, 0) < need]
+    if lacking:
+        return _IN_PLACE, f"no room for one more: free are {', '.join(lacking)}"
+    return _MORE, "as many as before serve at every moment"
+
+
+if __name__ == "__main__":
+    main()

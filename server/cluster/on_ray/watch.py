@@ -1,0 +1,36 @@
+"""`python -m server.cluster.on_ray.watch`: what the directory knows, a line of JSON every second, for a gateway.
+
+A process apart, so that the gateway lives on when Ray's own code ends the process because the head has gone.
+"""
+
+import json
+import sys
+import time
+
+import ray
+from ray import serve
+
+from server.cluster.layout import DIRECTORY
+from server.cluster.on_ray.connect import connect
+
+INTERVAL = 1.0  # seconds
+ANSWER_LIMIT = 5.0  # seconds
+
+
+def main() -> None:
+    """Runs until nobody reads what it writes, or the directory cannot be asked."""
+    connect()
+    try:
+        handle = serve.get_deployment_handle("directory", DIRECTORY)
+        while True:
+            print(json.dumps(handle.look.remote().result(timeout_s=ANSWER_LIMIT)), flush=True)
+            time.sleep(INTERVAL)
+    except BrokenPipeError:
+        pass
+    except (ray.exceptions.RayError, serve.exceptions.RayServeException, KeyError, TimeoutError) as error:
+        print(f"the directory does not answer: {type(error).__name__} {error}", file=sys.stderr)
+        raise SystemExit(1) from error
+
+
+if __name__ == "__main__":
+    main()
