@@ -8,16 +8,14 @@ around them must not change.
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import json
 import sys
-import time
 from pathlib import Path
 
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from kernels.tools.findings import Findings, parser
 from kernels.tools.native import LIBRARY, Library, Packed
 from kernels.tools.reference import Canonical, random_activations, random_weights, worst_error
 
@@ -26,21 +24,13 @@ SHAPES = ((5120, 5120), (8240, 2048), (1001, 576), (5120, 25600), (48, 5120), (3
 TOKENS = (1, 2, 3, 4, 5, 8, 9, 16, 17, 31, 32, 33, 64, 65, 128, 200, 1024, 4096)
 
 
-class Checker:
+class Checker(Findings):
     """Runs cases and keeps the worst of each kind."""
 
     def __init__(self, library: Library) -> None:
+        super().__init__()
         self.native = library
         self.random = torch.Generator("cuda").manual_seed(7)
-        self.worst: dict[str, float] = {}
-        self.failures: list[str] = []
-        self.cases = 0
-
-    def _record(self, kind: str, what: str, error: float, detail: str) -> None:
-        self.cases += 1
-        self.worst[kind] = max(self.worst.get(kind, 0.0), error)
-        if not error <= 1:
-            self.failures.append(f"{kind} {what}: {error:.3g} of the allowed error at {detail}")
 
     def guarded(self, m: int, n: int) -> tuple[torch.Tensor, torch.Tensor]:
         """(buffer, view [m, n] at an odd element), all NaN."""
@@ -65,7 +55,7 @@ class Checker:
         launch()
         torch.cuda.synchronize()
         what = f"M={m} N={packed.n} K={packed.k} g={w.group} blocks={launch.plan.blocks} adversarial={adversarial}"
-        self._record(name, what, *worst_error(y, x, exact, bias))
+        self.within(name, what, *worst_error(y, x, exact, bias))
         self.intact(name, what, buffer)
         first = y.clone()
         for _ in range(3):
@@ -83,9 +73,8 @@ class Checker:
             self.native.dequantize(packed, out, first)
             expected = exact[first : first + rows]
             allowed = expected.abs() * 2.0**-11 * 1.001 + 2.0**-25
-            error = ((out.double() - expected).abs() / allowed).nan_to_num(nan=float("inf")).max()
             what = f"N={packed.n} K={packed.k} g={w.group} rows {first}+{rows}"
-            self._record("dequantize", what, float(error), what)
+            self.all_within("dequantize", what, (out.double() - expected).abs() / allowed)
             if not (buffer[:GUARD].isnan().all() and buffer[-GUARD:].isnan().all()):
                 self.failures.append(f"dequantize {what}: wrote outside its output")
 
@@ -116,7 +105,7 @@ class Checker:
                     if len(token):
                         what = f"E={experts} M={tokens} top_k={top_k} N={n} K={k} blocks={blocks}"
                         error = worst_error(y[token * top_k + choice], x[token], members[expert].double())
-                        self._record(f"grouped {variant}", what, *error)
+                        self.within(f"grouped {variant}", what, *error)
                 self.intact(f"grouped {variant}", f"N={n}", buffer)
 
 
@@ -153,12 +142,10 @@ def repeats(checker: Checker, count: int) -> None:
 
 def main() -> int:
     """Returns 0 if every case passed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--output", type=Path)
-    parser.add_argument("--library", type=Path, default=LIBRARY)
-    arguments = parser.parse_args()
-    began = time.monotonic()
+    options = parser(__doc__)
+    options.add_argument("--quick", action="store_true")
+    options.add_argument("--library", type=Path, default=LIBRARY)
+    arguments = options.parse_args()
     checker = Checker(Library(arguments.library))
     shapes = ((130, 576), (33, 16)) if arguments.quick else SHAPES
     for (n, k), group in itertools.product(shapes, (16, 32)):
@@ -182,22 +169,8 @@ def main() -> int:
         checker.grouped(768, 2048, 16, 32, 100, 4)
         checker.grouped(768, 2048, 32, 32, 7, 8)
         repeats(checker, 100)
-    torch.cuda.synchronize()
-    result = {
-        "what": "correctness of the CUDA kernels against float64",
-        "provenance": "measured",
-        "device": torch.cuda.get_device_name(),
-        "library": str(arguments.library),
-        "cases": checker.cases,
-        "worst_error_of_allowed": {k: round(v, 4) for k, v in sorted(checker.worst.items())},
-        "failures": checker.failures,
-        "seconds": round(time.monotonic() - began, 1),
-    }
-    text = json.dumps(result, indent=1)
-    print(text[:6000])
-    if arguments.output:
-        arguments.output.write_text(text + "\n")
-    return 1 if checker.failures else 0
+    what = "correctness of the CUDA kernels against float64"
+    return checker.finish(what, arguments.output, library=str(arguments.library))
 
 
 if __name__ == "__main__":

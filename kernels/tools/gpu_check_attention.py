@@ -9,11 +9,8 @@ NaN before each launch, and the memory around them must not change.
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import json
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +20,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from kernels.tools import triton_peer
 from kernels.tools.attention_reference import Batch, paged_attention, random_batch
+from kernels.tools.findings import Findings, parser
 from kernels.tools.native import LIBRARY
 from kernels.tools.native_attention import DECODE_TOKENS, AttentionLibrary
 
@@ -65,25 +63,13 @@ def cases(quick: bool) -> Iterator[tuple[Lengths, int, int, int, int, int, float
     yield LONG_PREFILL, 4, 1, 256, 16, 0, 0.0
 
 
-class Checker:
+class Checker(Findings):
     """Runs cases and keeps the worst of each kind."""
 
     def __init__(self, library: AttentionLibrary, triton: Any) -> None:
+        super().__init__()
         self.native, self.triton = library, triton
         self.random = torch.Generator("cuda").manual_seed(11)
-        self.worst: dict[str, float] = {}
-        self.failures: list[str] = []
-        self.cases = 0
-
-    def record(self, kind: str, what: str, error: torch.Tensor) -> None:
-        """`error`: of the allowed error, by element."""
-        self.cases += 1
-        error = error.nan_to_num(nan=torch.inf, posinf=torch.inf)
-        worst = float(error.max()) if error.numel() else 0.0
-        self.worst[kind] = max(self.worst.get(kind, 0.0), worst)
-        if not worst <= 1:
-            at = torch.unravel_index(error.argmax(), error.shape)
-            self.failures.append(f"{kind} {what}: {worst:.3g} of the allowed error at {[int(i) for i in at]}")
 
     def guarded(self, shape: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
         """(buffer, view of `shape` with a gap after each token), all NaN."""
@@ -128,7 +114,7 @@ class Checker:
             torch.cuda.synchronize()
             route = "prefill" if not short else "decode" if longest <= DECODE_TOKENS else "mixed"
             kind = f"{route} {head_dim}"
-            self.record(kind, what, (out.double() - exact).abs() / allowed)
+            self.all_within(kind, what, (out.double() - exact).abs() / allowed)
             outside = buffer.clone()
             outside.as_strided(out.shape, out.stride(), out.storage_offset()).fill_(torch.nan)
             if not outside.isnan().all():
@@ -157,7 +143,7 @@ class Checker:
             self.triton, batch.q, *caches, table, batch.query_start, batch.seq_lens, longest, int(batch.seq_lens.max()),
             theirs, scale, window, soft_cap,
         )()  # fmt: skip
-        self.record(f"beside Triton, {kind}", what, (ours.double() - theirs.double()).abs() / (2 * allowed))
+        self.all_within(f"beside Triton, {kind}", what, (ours.double() - theirs.double()).abs() / (2 * allowed))
 
     def cache(self, kv_heads: int, head_dim: int, block_size: int, interleaved: bool) -> None:
         """reshape_and_cache: every element where it belongs, padding nowhere, all else untouched."""
@@ -202,20 +188,18 @@ class Checker:
         exact, allowed = paged_attention(
             batch.q, batch.k_cache, batch.v_cache, table, starts, seq_lens, head_dim**-0.5
         )  # fmt: skip
-        self.record(f"graph {head_dim}", f"D={head_dim}", ((out.double() - exact).abs() / allowed)[:3])
+        self.all_within(f"graph {head_dim}", f"D={head_dim}", ((out.double() - exact).abs() / allowed)[:3])
         if not out[3].isnan().all():
             self.failures.append(f"graph D={head_dim}: wrote a request that has ended")
 
 
 def main() -> int:
     """Returns 0 if every case passed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--output", type=Path)
-    parser.add_argument("--library", type=Path, default=LIBRARY)
-    parser.add_argument("--vllm", type=Path)
-    arguments = parser.parse_args()
-    began = time.monotonic()
+    options = parser(__doc__)
+    options.add_argument("--quick", action="store_true")
+    options.add_argument("--library", type=Path, default=LIBRARY)
+    options.add_argument("--vllm", type=Path)
+    arguments = options.parse_args()
     triton = triton_peer.load(arguments.vllm) if arguments.vllm else None
     references = "float64 and vLLM's Triton backend" if triton else "float64"
     checker = Checker(AttentionLibrary(arguments.library), triton)
@@ -226,22 +210,8 @@ def main() -> int:
     if not arguments.quick:
         for head_dim in HEAD_DIMS:
             checker.graph(head_dim)
-    torch.cuda.synchronize()
-    result = {
-        "what": f"correctness of the attention kernels against {references}",
-        "provenance": "measured",
-        "device": torch.cuda.get_device_name(),
-        "command": " ".join(sys.argv),
-        "cases": checker.cases,
-        "worst_error_of_allowed": {k: round(v, 4) for k, v in sorted(checker.worst.items())},
-        "failures": checker.failures,
-        "seconds": round(time.monotonic() - began, 1),
-    }
-    text = json.dumps(result, indent=1)
-    print(text[:6000])
-    if arguments.output:
-        arguments.output.write_text(text + "\n")
-    return 1 if checker.failures else 0
+    what = f"correctness of the attention kernels against {references}"
+    return checker.finish(what, arguments.output, library=str(arguments.library))
 
 
 if __name__ == "__main__":

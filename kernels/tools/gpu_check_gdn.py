@@ -9,10 +9,7 @@ cache. `--quick`: few and small cases and no times, for compute-sanitizer.
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +18,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from kernels.tools import gdn_reference
+from kernels.tools.findings import Findings, parser
 
 KEY_HEADS, VALUE_HEADS, DIM = 8, 24, 128  # of the 27B, a rank at TP=2
 # Outputs are rounded to fp16 once; beyond that, of the largest output of the head and token.
@@ -97,33 +95,19 @@ class Layer:
         return out
 
 
-class Checker:
+class Checker(Findings):
     """Runs cases and keeps the worst of each kind."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.ops = torch.ops.voltserve
         self.random = torch.Generator("cuda").manual_seed(3)
-        self.worst: dict[str, float] = {}
-        self.failures: list[str] = []
-        self.cases = 0
 
     def compare(self, kind: str, what: str, got: torch.Tensor, exact: torch.Tensor, rounding: float) -> None:
-        """Notes the largest error as a share of what is allowed; NaN is infinitely wrong."""
-        self.cases += 1
+        """Notes the largest error as a share of what is allowed."""
         largest = exact.abs().amax(-1, keepdim=True)
         allowed = exact.abs() * rounding + OF_LARGEST * largest + (SUBNORMAL if rounding else 1e-30)
-        share = ((got.double() - exact).abs() / allowed).nan_to_num(nan=float("inf"))
-        worst = float(share.max()) if share.numel() else 0.0
-        self.worst[kind] = max(self.worst.get(kind, 0.0), worst)
-        if not worst <= 1:
-            where = [int(i) for i in torch.unravel_index(share.argmax(), share.shape)]
-            self.expect(kind, f"{what}: {worst:.3g} of the allowed error at {where}", False)
-
-    def expect(self, kind: str, what: str, holds: bool) -> None:
-        """Notes a failure."""
-        self.cases += 1
-        if not holds:
-            self.failures.append(f"{kind} {what}")
+        self.all_within(kind, what, (got.double() - exact).abs() / allowed)
 
     def step(self, layer: Layer, step: Step, spread: float = 1.0) -> None:
         """Both ops on one step, against float64; the same bits again; unused slots and the gaps between left alone."""
@@ -284,13 +268,11 @@ def times(random: torch.Generator, requests: int, tokens: int) -> list[dict[str,
 
 def main() -> int:
     """Returns 0 if every case passed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ops", type=Path, required=True)
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--output", type=Path)
-    arguments = parser.parse_args()
+    options = parser(__doc__)
+    options.add_argument("--ops", type=Path, required=True)
+    options.add_argument("--quick", action="store_true")
+    arguments = options.parse_args()
     torch.ops.load_library(str(arguments.ops))
-    began = time.monotonic()
     checker = Checker()
     for heads in HEADS[:1] if arguments.quick else HEADS:
         for dim in (32, 64, 128):
@@ -302,24 +284,12 @@ def main() -> int:
     checker.refused()
     if not arguments.quick:
         checker.step(Layer(KEY_HEADS, VALUE_HEADS, DIM, 2, checker.random), Step([4096], [1], [False]))
-    torch.cuda.synchronize()
-    result: dict[str, Any] = {
-        "what": "Gated DeltaNet's ops against float64, and their times (27B, a rank at TP=2, one layer)",
-        "provenance": "measured",
-        "device": torch.cuda.get_device_name(),
-        "cases": checker.cases,
-        "worst_error_of_allowed": {k: round(v, 4) for k, v in sorted(checker.worst.items())},
-        "failures": checker.failures,
-    }
+    figures: dict[str, Any] = {}
     if not arguments.quick:
-        result["copy_gb_per_second"] = round(copy_bytes_per_second() / 1e9, 1)
-        result["times"] = [row for shape in TIMED for row in times(checker.random, *shape)]
-    result["seconds"] = round(time.monotonic() - began, 1)
-    text = json.dumps(result, indent=1)
-    print(text[:8000])
-    if arguments.output:
-        arguments.output.write_text(text + "\n")
-    return 1 if checker.failures else 0
+        figures["copy_gb_per_second"] = round(copy_bytes_per_second() / 1e9, 1)
+        figures["times"] = [row for shape in TIMED for row in times(checker.random, *shape)]
+    what = "Gated DeltaNet's ops against float64, and their times (27B, a rank at TP=2, one layer)"
+    return checker.finish(what, arguments.output, **figures)
 
 
 if __name__ == "__main__":

@@ -8,8 +8,6 @@ arguments.
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +16,7 @@ from typing import Any
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from kernels.tools.findings import Findings, parser
 from kernels.tools.gpu_check import align
 from kernels.tools.reference import Canonical, random_activations, random_weights, worst_error
 
@@ -27,22 +26,14 @@ DENSE_ALLOWANCE = 60
 FUSED_TOKENS, FUSED_TOKENS_AFTER_VOLTA = 1024, 32  # plan.cpp
 
 
-class Checker:
-    """Named checks and what failed."""
+class Checker(Findings):
+    """What the checks share."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.ops = torch.ops.voltserve
         self.random = torch.Generator("cuda").manual_seed(11)
         self.fused_tokens = FUSED_TOKENS if torch.cuda.get_device_capability()[0] < 8 else FUSED_TOKENS_AFTER_VOLTA
-        self.passed: list[str] = []
-        self.failures: list[str] = []
-
-    def check(self, name: str, fits: bool, detail: str = "") -> None:
-        """Notes one outcome."""
-        if fits:
-            self.passed.append(name)
-        else:
-            self.failures.append(f"{name} {detail}")
 
     def weight(self, n: int, k: int, group: int = 16) -> tuple[Canonical, Weight]:
         """A random matrix, as it is and as the ops take it."""
@@ -57,16 +48,17 @@ class Checker:
         bias = torch.randn(n, device="cuda", generator=self.random).half()
         y = self.ops.nvfp4_linear(x, *weight, bias)
         error, detail = worst_error(y.reshape(-1, n), x.reshape(-1, x.shape[-1]), w.double(), bias)
-        self.check(name, y.shape == (*x.shape[:-1], n) and error <= allowance, f"{error:.3g} at {detail}")
+        self.expect(name, f"shape {tuple(y.shape)}", y.shape == (*x.shape[:-1], n))
+        self.within("product" if allowance == 1 else "product on cuBLAS", name, error / allowance, detail)
 
     def raises(self, name: str, message: str, call: Callable[[], Any]) -> None:
         """The call must raise RuntimeError with `message` in it."""
         try:
             call()
         except RuntimeError as error:
-            self.check(name, message in str(error), str(error).splitlines()[0])
+            self.expect(name, str(error).splitlines()[0], message in str(error))
         else:
-            self.check(name, False, "raised nothing")
+            self.expect(name, "raised nothing", False)
 
 
 def shapes(c: Checker) -> None:
@@ -80,11 +72,10 @@ def shapes(c: Checker) -> None:
         c.product(f"{n}x{k} misaligned view", wide[:, 3 : 3 + k], w, weight)
         c.product(f"{n}x{k} every other column", wide[:, : 2 * k : 2], w, weight)
         empty = c.ops.nvfp4_linear(torch.empty(0, k, dtype=torch.float16, device="cuda"), *weight)
-        c.check(f"{n}x{k} no tokens", empty.shape == (0, n))
+        c.expect("no tokens", f"{n}x{k}: shape {tuple(empty.shape)}", empty.shape == (0, n))
         dense = c.ops.nvfp4_dequantize(*weight, torch.float16)
-        c.check(
-            f"{n}x{k} dequantize", bool((dense.double() - w.double()).abs().max() <= w.double().abs().max() * 2**-11)
-        )
+        exact = w.double()
+        c.all_within("dequantize", f"{n}x{k}", (dense.double() - exact).abs() / (exact.abs().max() * 2**-11))
 
 
 def graphs_and_streams(c: Checker) -> None:
@@ -101,7 +92,7 @@ def graphs_and_streams(c: Checker) -> None:
             y.fill_(torch.nan)
             graph.replay()
             error, detail = worst_error(y, x, w.double())
-            c.check(f"graph M={m} replay {replay}", error <= 1, f"{error:.3g} at {detail}")
+            c.within("graph", f"M={m} replay {replay}", error, detail)
         expected = c.ops.nvfp4_linear(x, *weight)
         streams = [torch.cuda.Stream() for _ in range(2)]
         torch.cuda.synchronize()
@@ -111,7 +102,7 @@ def graphs_and_streams(c: Checker) -> None:
                 with torch.cuda.stream(stream):
                     results.append(c.ops.nvfp4_linear(x, *weight))
         torch.cuda.synchronize()
-        c.check(f"two streams M={m}", all(torch.equal(r, expected) for r in results))
+        c.expect("two streams", f"M={m}: other bits", all(torch.equal(r, expected) for r in results))
         first_calls_in_a_capture(c, x, weight, expected, m)
 
 
@@ -127,7 +118,7 @@ def first_calls_in_a_capture(c: Checker, x: torch.Tensor, weight: Weight, expect
     for graph, y in reversed(graphs):
         y.fill_(torch.nan)
         graph.replay()
-        c.check(f"first call captured M={m}", torch.equal(y, expected))
+        c.expect("first call captured", f"M={m}: other bits", torch.equal(y, expected))
 
 
 def experts(c: Checker) -> None:
@@ -145,7 +136,7 @@ def experts(c: Checker) -> None:
         for expert in range(count):
             token, choice = (routes == expert).nonzero(as_tuple=True)
             error, detail = worst_error(y[token * top_k + choice], x[token], members[expert][0].double())
-            c.check(f"experts block={block} expert {expert}", error <= 1, f"{error:.3g} at {detail}")
+            c.within("experts", f"block={block} expert {expert}", error, detail)
 
 
 def bad_arguments(c: Checker) -> None:
@@ -166,28 +157,14 @@ def bad_arguments(c: Checker) -> None:
 
 def main() -> int:
     """Returns 0 if every check passed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ops", type=Path, required=True)
-    parser.add_argument("--output", type=Path)
-    arguments = parser.parse_args()
+    options = parser(__doc__)
+    options.add_argument("--ops", type=Path, required=True)
+    arguments = options.parse_args()
     torch.ops.load_library(str(arguments.ops))
     checker = Checker()
     for part in (shapes, graphs_and_streams, experts, bad_arguments):
         part(checker)
-    result = {
-        "what": "torch.ops.voltserve on a GPU",
-        "provenance": "measured",
-        "device": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "command": " ".join(sys.argv),
-        "passed": len(checker.passed),
-        "failures": checker.failures,
-    }
-    text = json.dumps(result, indent=1)
-    print(text)
-    if arguments.output:
-        arguments.output.write_text(text + "\n")
-    return 1 if checker.failures else 0
+    return checker.finish("torch.ops.voltserve on a GPU", arguments.output)
 
 
 if __name__ == "__main__":
