@@ -5,11 +5,12 @@ size] of a layer on one rank, as JSON from standard input; prints the choices as
 """
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
 
-from engine import recording, volta
+from engine import recording, triton_driver, volta
 from engine.volta import Choice
 
 V100_ARCH, V100_PROCESSORS = 70, 80
@@ -40,7 +41,11 @@ def main() -> None:
     given = json.load(sys.stdin)
     rows, columns, group_size = given.pop("matrix")
     hybrid, graphs, disabled = given["hybrid"], not given["enforce_eager"], given["recording_disabled"]
-    choices = [*volta.explain(given), recording.choose(hybrid=hybrid, graphs=graphs, disabled=disabled)]
+    choices = [
+        *volta.explain(given),
+        recording.choose(hybrid=hybrid, graphs=graphs, disabled=disabled),
+        volta.choose_launchers(triton_driver.compiler(os.environ)),
+    ]
     import torch
     import voltserve_kernels  # noqa: F401 - registers torch.ops.voltserve
 
