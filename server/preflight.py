@@ -1,5 +1,6 @@
 """What can be known to fail before anything starts: the model directory, the GPUs, the port."""
 
+import importlib.util
 import json
 import socket
 from pathlib import Path
@@ -27,6 +28,7 @@ def check(config: Config) -> tuple[Decision, ...]:
     check_model(Path(config.model))
     check_speculation(config)
     check_gpus(config)
+    check_ray(config)
     checked = (check_quantization(config), check_memory(config))
     return tuple(decision for decision in checked if decision is not None)
 
@@ -118,6 +120,21 @@ def check_gpus(config: Config) -> None:
         raise PreflightError(
             f"preset {config.preset} needs {config.gpus_needed} GPUs and {found} were found: {config.devices}. "
             "Pick another preset with --preset, or lower --tensor-parallel-size"
+        )
+
+
+def check_ray(config: Config) -> None:
+    """Checks that Ray is there where it is to start the engine's workers.
+
+    Raises:
+        PreflightError: it is absent.
+    """
+    if not config.over_ray:
+        return
+    if importlib.util.find_spec("ray") is None:
+        raise PreflightError(
+            "--distributed-executor-backend ray: Ray is absent from this Python. `make setup-ray` installs it, and the "
+            "-ray images have it; docs/cluster.md says how machines are put together"
         )
 
 

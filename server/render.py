@@ -3,7 +3,7 @@
 import os
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -20,6 +20,8 @@ INHERITED = (
     *("LD_LIBRARY_PATH", "CUDA_*", "NVIDIA_*", "NCCL_*", "TORCH_*", "PYTORCH_*", "TRITON_*"),
     *("OMP_*", "KMP_*", "MKL_*", "HF_HOME", "VLLM_*"),
 )
+# Where Ray starts the workers: its address and settings, and the interface that their group of processes talks over.
+INHERITED_OVER_RAY = ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_CGRAPH_*", "GLOO_*")
 NOT_INHERITED = ("VLLM_API_KEY", "*TOKEN*", "*SECRET*", "*PASSWORD*")
 
 # On every machine: nothing is fetched, nothing is reported, nothing is heard beyond this machine, output comes at once,
@@ -34,6 +36,8 @@ ALWAYS = {
 }
 FORCE_VOLTA = "VOLTSERVE_FORCE_VOLTA"  # read by engine/gpus.py
 DEFAULTS = {"VLLM_HOST_IP": "127.0.0.1"}
+# Instead, where Ray starts the workers: an address that other machines reach, and what workers need beside vLLM's own.
+DEFAULTS_OVER_RAY = {"VLLM_RAY_EXTRA_ENV_VARS_TO_COPY": "VOLTSERVE_PROGRESS_SOCKET,VOLTSERVE_FORCE_VOLTA"}
 # Even where nothing else is compiled, vLLM has torch compile small functions (sampling, log probabilities, masks) at
 # their first use. That takes seconds of a request's time, and a C++ compiler, without which the engine dies of it.
 OFF_VARIABLE = "TORCH_COMPILE_DISABLE"
@@ -68,9 +72,10 @@ def render_launch(
     flags = engine_flags()
     for name, value in sorted(config.engine.items()):
         argv += render(flags[name], value)
-    inherited = {name: value for name, value in environ.items() if is_inherited(name)}
+    patterns = (*INHERITED, *INHERITED_OVER_RAY) if config.over_ray else INHERITED
+    inherited = {name: value for name, value in environ.items() if is_inherited(name, patterns)}
     env = {
-        **DEFAULTS,
+        **(DEFAULTS_OVER_RAY if config.over_ray else DEFAULTS),
         **({} if _compiles_or_records(config) else {OFF_VARIABLE: "1"}),
         **config.env,
         **inherited,
@@ -99,9 +104,9 @@ def _compiles_or_records(config: Config) -> bool:
     return bool({"compilation-config", "optimization-level"} & config.engine.keys())
 
 
-def is_inherited(name: str) -> bool:
+def is_inherited(name: str, patterns: Sequence[str] = INHERITED) -> bool:
     """Whether the engine inherits a variable of this name."""
-    return any(fnmatchcase(name, pattern) for pattern in INHERITED) and not any(
+    return any(fnmatchcase(name, pattern) for pattern in patterns) and not any(
         fnmatchcase(name, pattern) for pattern in NOT_INHERITED
     )
 

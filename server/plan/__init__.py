@@ -14,6 +14,7 @@ from server.plan import report
 from server.plan.compare import Option, compare, recommend
 from server.plan.memory import Plan
 from server.plan.model import Model, NotPlannedError, read_model, text_only
+from server.plan.nodes import Nodes, lay_over_nodes, obstacle
 from server.plan.settings import device_of, run_of, split_of
 from server.presets import find_preset, load_presets
 
@@ -22,20 +23,24 @@ __all__ = ["NotPlannedError", "Planned", "plan_for"]
 
 @dataclass(frozen=True)
 class Planned:
-    """The plan of a configuration; `options` and `decision` compare splits, and are absent without GPUs."""
+    """The plan of a configuration; `options` and `decision` compare splits, and are absent without GPUs.
+
+    `nodes` is there where Ray finds places for the pipeline stages: each is then taken for a machine of its own.
+    """
 
     model: Model
     plan: Plan
     options: tuple[Option, ...]
     decision: Decision | None
+    nodes: Nodes | None
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
-        return report.as_dict(self.model, self.plan, self.options, self.decision)
+        return report.as_dict(self.model, self.plan, self.options, self.decision, self.nodes)
 
     def as_text(self) -> str:
         """For people."""
-        return report.as_text(self.model, self.plan, self.options, self.decision)
+        return report.as_text(self.model, self.plan, self.options, self.decision, self.nodes)
 
 
 def plan_for(config: Config) -> Planned:
@@ -54,9 +59,11 @@ def plan_for(config: Config) -> Planned:
     run = run_of(config, model, device, split)
     asked = compare(model, device, run, (split,))[0]
     plan = asked.plan
-    if asked.obstacle:
-        plan = replace(plan, problems=(asked.obstacle, *plan.problems))
+    obstacles = tuple(filter(None, (asked.obstacle, obstacle(model, split))))
+    plan = replace(plan, problems=(*obstacles, *plan.problems))
+    nodes = lay_over_nodes(model, plan) if config.over_ray and split.pipeline > 1 and not obstacles else None
     if preset.match is None:
-        return Planned(model, plan, (), None)
+        return Planned(model, plan, (), None, nodes)
     options = compare(model, device, run)
-    return Planned(model, plan, options, recommend(options, len(config.devices.gpus) or preset.match.count))
+    gpus = (len(config.devices.gpus) or preset.match.count) * (split.pipeline if config.over_ray else 1)
+    return Planned(model, plan, options, recommend(options, gpus), nodes)

@@ -9,6 +9,7 @@ from server.plan.agreement import Row
 from server.plan.compare import Option, as_row
 from server.plan.memory import Item, Plan, gib
 from server.plan.model import Model
+from server.plan.nodes import Nodes
 
 _VISION = (
     "not in this sum: the engine runs the largest image through the vision encoder before it sizes the cache; "
@@ -17,7 +18,9 @@ _VISION = (
 _HEADINGS = ("split", "weights/GPU", "cache/GPU", "tokens", "seqs", "")
 
 
-def as_dict(model: Model, plan: Plan, options: Sequence[Option], decision: Decision | None) -> dict[str, Any]:
+def as_dict(
+    model: Model, plan: Plan, options: Sequence[Option], decision: Decision | None, nodes: Nodes | None
+) -> dict[str, Any]:
     """Every number in bytes or tokens, with its formula."""
     cache, run = plan.cache, plan.run
     return {
@@ -73,10 +76,11 @@ def as_dict(model: Model, plan: Plan, options: Sequence[Option], decision: Decis
             for option in options
         ],
         "decision": asdict(decision) if decision else None,
+        "nodes": nodes.as_dict() if nodes else None,
     }
 
 
-def as_text(model: Model, plan: Plan, options: Sequence[Option], decision: Decision | None) -> str:
+def as_text(model: Model, plan: Plan, options: Sequence[Option], decision: Decision | None, nodes: Nodes | None) -> str:
     """The same for people."""
     run, cache = plan.run, plan.cache
     place = "GPU" if plan.device.kind == "gpu" else "this machine"
@@ -101,6 +105,10 @@ def as_text(model: Model, plan: Plan, options: Sequence[Option], decision: Decis
         lines += _table([_HEADINGS, *(as_row(option) for option in options)])
     if decision:
         lines.append(f"{decision}")
+    if nodes:
+        machines, network = nodes.as_rows()
+        lines += ["machines, one a pipeline stage:", *_table(machines)]
+        lines += [f"over the network, {nodes.token_bytes:,} B a token ({nodes.formula}):", *_table(network)]
     lines += [f"note: {note}" for note in notes(model)]
     lines += [f"does not fit: {problem}" for problem in plan.problems] or ["fits."]
     return "\n".join(lines)

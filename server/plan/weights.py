@@ -59,7 +59,7 @@ class Weights:
 
 def weights_per_gpu(model: Model, split: Split, form: WeightForm, dtype_bytes: int, embedding_bytes: int) -> Weights:
     """The weights of the fullest GPU: that of the pipeline stage that holds most."""
-    stages = (_stage(model, split, stage, form, dtype_bytes, embedding_bytes) for stage in range(split.pipeline))
+    stages = (stage_weights(model, split, stage, form, dtype_bytes, embedding_bytes) for stage in range(split.pipeline))
     return max(stages, key=lambda weights: weights.total)
 
 
@@ -73,7 +73,10 @@ def stage_layers(layers: int, split: Split, stage: int) -> range:
     return range(start, start + sizes[stage])
 
 
-def _stage(model: Model, split: Split, stage: int, form: WeightForm, dtype_bytes: int, embedding_bytes: int) -> Weights:
+def stage_weights(
+    model: Model, split: Split, stage: int, form: WeightForm, dtype_bytes: int, embedding_bytes: int
+) -> Weights:
+    """The weights of one GPU of a pipeline stage."""
     layers = stage_layers(len(model.kinds), split, stage)
     sizes, stored = [], 0
     for linear in model.linears:

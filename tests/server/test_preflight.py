@@ -158,3 +158,13 @@ def test_drafting_that_the_model_cannot_do_is_refused(
         return
     with pytest.raises(PreflightError, match=message):
         preflight.check_speculation(config)
+
+
+def test_workers_that_ray_starts_need_ray(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flags = ["--preset", "cpu-smoke", "--distributed-executor-backend", "ray", "--pipeline-parallel-size", "2"]
+    config = load_config(["--model", str(model), *flags], {}, lambda: Devices((), "no driver"))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(PreflightError, match="Ray is absent from this Python"):
+        preflight.check_ray(config)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+    preflight.check_ray(config)

@@ -1,4 +1,5 @@
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -85,3 +86,18 @@ def test_treating_any_gpu_as_a_v100_reaches_the_engine_only_where_asked_for() ->
     for flags, expected in (([], None), (["--volta", "auto"], None), (["--volta", "force"], "1")):
         config = load_config(["--model", "m", *flags], {}, lambda: NONE)
         assert render_launch(config, Path("/run/x"), {}).env.get("VOLTSERVE_FORCE_VOLTA") == expected
+
+
+def test_an_engine_over_ray_finds_its_cluster_and_has_no_loopback_address() -> None:
+    environ = {"RAY_ADDRESS": "10.0.0.1:6379", "RAY_JOB_ID": "1", "RAY_AUTH_TOKEN": "x", "GLOO_SOCKET_IFNAME": "eth1"}
+
+    def environment(backend: str) -> Mapping[str, str]:
+        flags = ["--preset", "cpu-smoke", "--pipeline-parallel-size", "2", "--distributed-executor-backend", backend]
+        return render_launch(load_config(["--model", "m", *flags], {}, lambda: NONE), Path("/run/x"), environ).env
+
+    env = environment("ray")
+    assert (env["RAY_ADDRESS"], env["GLOO_SOCKET_IFNAME"]) == ("10.0.0.1:6379", "eth1")
+    assert not {"VLLM_HOST_IP", "RAY_JOB_ID", "RAY_AUTH_TOKEN"} & env.keys()
+    env = environment("mp")
+    assert env["VLLM_HOST_IP"] == "127.0.0.1"
+    assert not {"RAY_ADDRESS", "GLOO_SOCKET_IFNAME"} & env.keys()

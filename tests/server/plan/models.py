@@ -42,11 +42,15 @@ class Entries(dict[str, Entry]):
 
 
 def dense(name: str, **changes: Any) -> tuple[dict[str, Any], Entries]:
-    """(config.json, entries) of a dense Qwen3: https://huggingface.co/Qwen/Qwen3-32B and its siblings."""
+    """(config.json, entries) of a dense Qwen3: https://huggingface.co/Qwen/Qwen3-32B and its siblings.
+
+    72B: https://huggingface.co/Qwen/Qwen2.5-72B, in the vocabulary of the others.
+    """
     sizes = {
         "8B": (4096, 12288, 36, 32, 8),
         "14B": (5120, 17408, 40, 40, 8),
         "32B": (5120, 25600, 64, 64, 8),
+        "72B": (8192, 29568, 80, 64, 8),
     }
     hidden, intermediate, layers, heads, kv_heads = sizes[name]
     config = {

@@ -1,0 +1,133 @@
+"""A model split over machines: what each of them holds, and what crosses the network between two of them.
+
+A machine is a pipeline stage; tensor parallelism stays inside it, where its all-reduces do not meet the network.
+Between two stages go, for each token of a step, what vLLM's models hand on: the hidden state and the residual, both of
+the model's width in the engine's dtype. vLLM's Ray executor sends them whole from every rank of a stage to its twin in
+the next one (vllm/v1/executor/ray_executor.py, _compiled_ray_dag), so tensor parallelism multiplies the traffic. Not
+counted: the scheduler's output, some hundred bytes a request and step, and the tokens that come back.
+"""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from server.plan.cache import Cache
+from server.plan.memory import Plan, Run, gib
+from server.plan.model import Model
+from server.plan.weights import Split, stage_layers, stage_weights
+
+NETWORKS_GBIT = (1, 10, 25)
+# Of vLLM 0.19.1's generating models, the classes without `SupportsPP`: no layer can be left to another stage.
+NO_STAGES = frozenset(
+    {
+        *("AriaForConditionalGeneration", "CohereAsrForConditionalGeneration", "FireRedASR2ForConditionalGeneration"),
+        *("FunASRForConditionalGeneration", "Gemma3nForCausalLM", "Gemma3nForConditionalGeneration"),
+        *("IQuestLoopCoderForCausalLM", "Idefics3ForConditionalGeneration", "Mamba2ForCausalLM", "MiniMaxForCausalLM"),
+        *("MiniMaxM1ForCausalLM", "MiniMaxText01ForCausalLM", "NemotronH_Nano_VL_V2"),
+        *("NemotronParseForConditionalGeneration", "OuroForCausalLM", "PaddleOCRVLForConditionalGeneration"),
+        *("Phi4MMForCausalLM", "SmolVLMForConditionalGeneration", "WhisperForConditionalGeneration"),
+        "Zamba2ForCausalLM",
+    }
+)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What one machine holds, on each of its GPUs: decoder layers [`first`, `last`], weights, and cache for a token."""
+
+    first: int
+    last: int
+    gpus: int
+    weights_bytes: int
+    cache_bytes_per_token: int
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one microbatch of `tokens` sends from a machine to the next, and how long that takes on a network."""
+
+    name: str
+    tokens: int
+    bytes: int
+
+    def seconds(self, gbit: float) -> float:
+        """On an otherwise idle link of `gbit` Gbit/s, headers and latency left out."""
+        return self.bytes * 8 / (gbit * 1e9)
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """The split over machines: `stages` in order; `steps` over each of the links between two of them."""
+
+    stages: tuple[Stage, ...]
+    token_bytes: int
+    formula: str
+    steps: tuple[Step, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        steps = [
+            {**asdict(step), "seconds": {f"{gbit}GbE": step.seconds(gbit) for gbit in NETWORKS_GBIT}}
+            for step in self.steps
+        ]
+        stages = [asdict(stage) for stage in self.stages]
+        return {"stages": stages, "token_bytes": self.token_bytes, "token_bytes_formula": self.formula, "steps": steps}
+
+    def as_rows(self) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
+        """The two tables for people: machines, and the network."""
+        machines: list[tuple[str, ...]] = [("machine", "layers", "GPUs", "weights/GPU", "cache/GPU and token")]
+        machines += [
+            (f"{number}", f"{stage.first}-{stage.last}", f"{stage.gpus}", gib(stage.weights_bytes),
+             f"{stage.cache_bytes_per_token / 1024:.0f} KiB")
+            for number, stage in enumerate(self.stages)
+        ]  # fmt: skip
+        network: list[tuple[str, ...]] = [
+            ("step", "tokens", "from one to the next", *(f"{gbit} GbE" for gbit in NETWORKS_GBIT))
+        ]
+        network += [
+            (step.name, f"{step.tokens:,}", f"{step.bytes:,} B",
+             *(f"{step.seconds(gbit) * 1e3:.2f} ms" for gbit in NETWORKS_GBIT))
+            for step in self.steps
+        ]  # fmt: skip
+        return machines, network
+
+
+def lay_over_nodes(model: Model, plan: Plan) -> Nodes:
+    """The machines of a plan whose pipeline stages are one each.
+
+    While all `run.sequences` decode, vLLM keeps as many microbatches under way as there are stages, each with its share
+    of the sequences; a prefill fills a microbatch with `run.batched` tokens.
+    """
+    run, split = plan.run, plan.split
+    token_bytes = split.tensor * 2 * model.hidden * run.dtype_bytes
+    share = -(-run.sequences // split.pipeline)
+    steps = [(name, tokens) for name, tokens in (("decode, 1 token", 1), ("decode", share), ("prefill", run.batched))]
+    return Nodes(
+        stages=tuple(_stage(model, plan.cache, run, split, stage) for stage in range(split.pipeline)),
+        token_bytes=token_bytes,
+        formula=f"{split.tensor} ranks · (hidden state + residual) · {model.hidden} · {run.dtype_bytes} B",
+        steps=tuple(Step(name, tokens, tokens * token_bytes) for name, tokens in steps),
+    )
+
+
+def _stage(model: Model, cache: Cache, run: Run, split: Split, stage: int) -> Stage:
+    layers = stage_layers(len(model.kinds), split, stage)
+    weights = stage_weights(model, split, stage, run.form, run.dtype_bytes, run.embedding_bytes)
+    attention = sum(model.kinds[layer] != "linear" for layer in layers)
+    return Stage(layers.start, layers.stop - 1, split.tensor, weights.total, attention * cache.token_bytes)
+
+
+def obstacle(model: Model, split: Split) -> str:
+    """Why the model cannot be cut into the split's stages; empty where it can."""
+    if split.pipeline == 1:
+        return ""
+    if model.architecture in NO_STAGES:
+        return (
+            f"--pipeline-parallel-size {split.pipeline}: vLLM 0.19.1's {model.architecture} cannot be cut into stages "
+            "(it is no SupportsPP); take tensor parallelism, inside one machine"
+        )
+    if len(model.kinds) < split.pipeline:
+        return (
+            f"--pipeline-parallel-size {split.pipeline}: expected a layer for every stage, got {len(model.kinds)} "
+            f"layers; lower it to {len(model.kinds)}"
+        )
+    return ""
