@@ -35,7 +35,10 @@ class ReportingLoader(DefaultModelLoader):  # type: ignore[misc]  # vLLM's class
         elif vllm_config.compilation_config.backend == recording.BACKEND:
             recording.allow_eager(model)
         if current_platform.device_type == "cpu":
+            from engine import cpu_decoder  # with the classes of models that it knows
+
             cpu_attention.spare_openmp(model)
+            cpu_decoder.fuse(model, vllm_config)
         reason = "all parameters and buffers of this rank, once loaded"
         progress.decision("weights in memory", f"{bytes_held(model, self._loaded)} bytes", reason)
         if current_platform.is_cuda():

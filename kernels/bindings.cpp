@@ -43,13 +43,6 @@ namespace on_cpu {
 
 using namespace voltserve::cpu;
 
-// Rows of tiles a thread takes at least: below this, waking another costs more than it saves.
-constexpr int64_t kMultiplicationsPerThread = 64 * 1024;
-
-int64_t grain(int64_t multiplications_per_tile) {
-  return kMultiplicationsPerThread / std::max<int64_t>(multiplications_per_tile, 1) + 1;
-}
-
 std::tuple<Tensor, Tensor> pack(Tensor codes, Tensor block_scales, int64_t group_size) {
   expect_group_size(group_size);
   expect("codes", codes, kCpu, ScalarType::Byte, {-1, -1});

@@ -15,9 +15,6 @@ namespace {
 using namespace voltserve;
 using namespace voltserve::cpu;
 
-// Multiplications that a thread takes at least: below this, waking another costs more than it saves.
-constexpr int64_t kMultiplicationsPerThread = 64 * 1024;
-
 Tensor causal_conv1d(Tensor x, Tensor weight, Tensor state, Tensor slots, std::optional<Tensor> starts,
                      std::optional<Tensor> continued) {
   Conv1d<float> conv = conv_of<float>(x, weight, state, kCpu, ScalarType::Float);
@@ -26,8 +23,7 @@ Tensor causal_conv1d(Tensor x, Tensor weight, Tensor state, Tensor slots, std::o
   expect_multiple("x", "C", conv.channels, kGdnWidth);
   Tensor y = torch::stable::new_empty(x, {x.size(0), conv.channels});
   conv.y = static_cast<float*>(y.mutable_data_ptr());
-  const int64_t grain = kMultiplicationsPerThread / (kConvTaps * kGdnWidth * std::max<int64_t>(x.size(0), 1)) + 1;
-  parallel_for(conv.channels / kGdnWidth, grain, [&](int64_t begin, int64_t end) {
+  parallel_for(conv.channels / kGdnWidth, grain(kConvTaps * kGdnWidth * x.size(0)), [&](int64_t begin, int64_t end) {
     chosen()->causal_conv1d(conv, requests, begin * kGdnWidth, end * kGdnWidth);
   });
   return y;
@@ -41,8 +37,7 @@ void gated_delta_rule(Tensor qkv, Tensor a, Tensor b, Tensor a_log, Tensor dt_bi
   expect_multiple("state", "K", rule.dim, kGdnWidth);
   STD_TORCH_CHECK(rule.dim <= kMaxGdnDim, "state: expected K at most ", kMaxGdnDim, ", got ", rule.dim);
   const int64_t tokens = std::max<int64_t>(qkv.size(0) / std::max<int64_t>(requests.count, 1), 1);
-  const int64_t grain = kMultiplicationsPerThread / (4 * rule.dim * rule.dim * tokens) + 1;
-  parallel_for(requests.count * rule.value_heads, grain, [&](int64_t begin, int64_t end) {
+  parallel_for(requests.count * rule.value_heads, grain(4 * rule.dim * rule.dim * tokens), [&](int64_t begin, int64_t end) {
     chosen()->gated_delta_rule(rule, requests, begin, end);
   });
 }

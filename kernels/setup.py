@@ -24,6 +24,8 @@ SOURCES: dict[str, list[str]] = {
     "all_reduce_bindings.cpp": [],
     "attention_bindings.cpp": [],
     "gdn_bindings.cpp": [],
+    "decoder_bindings.cpp": [],
+    "cpu/decoder.cpp": [],
     "cpu/nvfp4_pack.cpp": [],
     "cpu/pool.cpp": [],
     "cpu/portable.cpp": ["-O2"],

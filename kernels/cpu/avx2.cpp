@@ -70,6 +70,8 @@ struct Vector {
 //
 #include "layers.inl"
 //
+#include "decoder.inl"
+//
 #include "gdn.inl"
 
 namespace voltserve::cpu {
@@ -77,6 +79,6 @@ namespace voltserve::cpu {
 const Kernels kAvx2 = {
     "avx2",
     [] { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"); },
-    linear, dequantize, linear16, rms_norm, silu_and_mul, causal_conv1d, gated_delta_rule};
+    linear, dequantize, linear16, rms_norm, silu_and_mul, attend, norm_and_rotate, causal_conv1d, gated_delta_rule};
 
 }  // namespace voltserve::cpu

@@ -67,12 +67,14 @@ struct Vector {
 //
 #include "layers.inl"
 //
+#include "decoder.inl"
+//
 #include "gdn.inl"
 
 namespace voltserve::cpu {
 
 const Kernels kAvx512 = {"avx512",
                          [] { return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw"); },
-                         linear, dequantize, linear16, rms_norm, silu_and_mul, causal_conv1d, gated_delta_rule};
+                         linear, dequantize, linear16, rms_norm, silu_and_mul, attend, norm_and_rotate, causal_conv1d, gated_delta_rule};
 
 }  // namespace voltserve::cpu

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "../include/decoder.h"
 #include "../include/gdn.h"
 #include "../include/nvfp4.h"
 
@@ -21,6 +22,19 @@ constexpr int kLinear16Columns = 16;
 constexpr int kGdnWidth = 16;
 constexpr int kMaxGdnDim = 256;
 
+// One key/value head of one request's pages: page p's keys are at keys + pages[p] * page_stride, its values likewise.
+struct PagedHead {
+  const float *keys, *values;
+  const int32_t* pages;
+  int64_t page_stride, page_size, dim;
+};
+constexpr int64_t kSpan = 512;  // positions that one call of attend takes at most; pages are no cut
+
+// Of softmax over a span: the highest score, and the sum of exp(score - highest).
+struct PartialAttention {
+  float highest, sum;
+};
+
 struct Kernels {
   const char* isa;
   bool (*supported)();  // on the machine that runs this
@@ -38,6 +52,12 @@ struct Kernels {
   // See layers.inl.
   void (*rms_norm)(const float* x, float* residual, const float* weight, float eps, float* y, int64_t m, int64_t n);
   void (*silu_and_mul)(const float* x, float* y, int64_t m, int64_t n);
+
+  // out [q_heads, dim] = sum over positions begin..end of exp(scale q . key - highest) value, for the query heads q [q_heads, dim];
+  // begin is a multiple of kPageUnit.
+  void (*attend)(const PagedHead& head, const float* q, int64_t q_heads, float scale, int64_t begin, int64_t end,
+                 PartialAttention* partial, float* out);
+  void (*norm_and_rotate)(float* x, int64_t heads, int64_t dim, const float* norm, float eps, const float* cos_sin);
 
   // See gdn.inl.
   void (*causal_conv1d)(const Conv1d<float>& conv, const Requests& requests, int64_t channel_begin, int64_t channel_end);

@@ -7,12 +7,19 @@
 // then sleep.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 namespace voltserve::cpu {
 
 // How many threads work on one call, the caller's included. Takes effect at the next call.
 void set_threads(int threads);
+
+// Of items with `multiplications` each, how many a thread takes at least: below this, waking another costs more than it saves.
+inline int64_t grain(int64_t multiplications) {
+  constexpr int64_t kMultiplicationsPerThread = 64 * 1024;
+  return kMultiplicationsPerThread / std::max<int64_t>(multiplications, 1) + 1;
+}
 
 using Share = void (*)(const void* context, int64_t begin, int64_t end);
 

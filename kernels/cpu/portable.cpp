@@ -96,11 +96,13 @@ struct Vector {
 //
 #include "layers.inl"
 //
+#include "decoder.inl"
+//
 #include "gdn.inl"
 
 namespace voltserve::cpu {
 
 const Kernels kPortable = {"portable", [] { return true; }, linear, dequantize,
-                           linear16, rms_norm, silu_and_mul, causal_conv1d, gated_delta_rule};
+                           linear16, rms_norm, silu_and_mul, attend, norm_and_rotate, causal_conv1d, gated_delta_rule};
 
 }  // namespace voltserve::cpu

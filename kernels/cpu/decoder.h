@@ -1,0 +1,33 @@
+// A step of all decoder layers (include/decoder.h).
+#pragma once
+
+#include <mutex>
+#include <vector>
+
+#include "../include/decoder.h"
+
+namespace voltserve::cpu {
+
+// The layers of one model, and room for what a step computes between them.
+class Decoder {
+ public:
+  Decoder(DecoderShape shape, std::vector<DecoderLayer> layers, const float* final_norm)
+      : shape(shape), layers(std::move(layers)), final_norm_(final_norm) {}
+
+  // x [batch.tokens, hidden], overwritten, to y of the same shape; a cache a layer. One step at a time.
+  void step(const StepBatch& batch, const std::vector<PagedCache>& caches, float* x, float* y);
+
+  const DecoderShape shape;
+  const std::vector<DecoderLayer> layers;
+
+ private:
+  struct Buffers;
+
+  void attention(const DecoderLayer& layer, const StepBatch& batch, const PagedCache& cache, Buffers& buffers);
+
+  const float* final_norm_;
+  std::mutex busy_;
+  std::vector<float> room_;  // grows to the largest step's
+};
+
+}  // namespace voltserve::cpu

@@ -1,0 +1,91 @@
+// Attention and rotation of a decoder's step (include/decoder.h) in float32, for any vector type: it needs what layers.inl needs.
+//
+// A page of keys lies with its positions along each other, so a vector holds the scores of as many positions and nothing is
+// summed across lanes; values lie by position, and a vector holds as many dimensions of the output. One call is one token,
+// the query heads of one key/value head and at most kSpan positions: small enough to be shared among threads, and its
+// scores stay in the first-level cache.
+
+#include <cmath>
+#include <limits>
+
+#include "../include/decoder.h"
+
+namespace voltserve::cpu {
+namespace {
+
+// scores[p] = scale * q . key p, for kSpan positions or fewer from `begin` on, whole vectors at a time; what lies beyond `end` in
+// the last vector has no meaning.
+void scores_of(const PagedHead& head, const float* q, float scale, int64_t begin, int64_t end, float* scores) {
+  constexpr int kVectors = kPageUnit / Vector::width;
+  for (int64_t position = begin; position < end; position += kPageUnit) {
+    const int64_t offset = position % head.page_size;
+    const float* keys = head.keys + head.pages[position / head.page_size] * head.page_stride + offset;
+    F sum[2][kVectors];  // two chains, for a product's latency
+    for (auto& chain : sum) std::fill_n(chain, kVectors, Vector::zero());
+    for (int64_t d = 0; d < head.dim; d += 2) {
+#pragma GCC unroll 2
+      for (int odd = 0; odd < 2; ++odd) {
+#pragma GCC unroll 2
+        for (int v = 0; v < kVectors; ++v) {
+          const F key = Vector::load(keys + (d + odd) * head.page_size + v * Vector::width);
+          sum[odd][v] = Vector::fma(key, Vector::broadcast(q[d + odd]), sum[odd][v]);
+        }
+      }
+    }
+    for (int v = 0; v < kVectors; ++v) {
+      const F total = Vector::mul(Vector::add(sum[0][v], sum[1][v]), Vector::set(scale));
+      Vector::store(scores + position - begin + v * Vector::width, total);
+    }
+  }
+}
+
+// Dimensions d..d + kHeadUnit of the sum of weights[p] * value p.
+void values_of(const PagedHead& head, const float* weights, int64_t begin, int64_t end, int64_t d, float* out) {
+  constexpr int kVectors = kHeadUnit / Vector::width;
+  F sum[kVectors];
+  std::fill_n(sum, kVectors, Vector::zero());
+  for (int64_t position = begin; position < end; ++position) {
+    const int64_t offset = position % head.page_size;
+    const float* value = head.values + head.pages[position / head.page_size] * head.page_stride + offset * head.dim + d;
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+      sum[v] = Vector::fma(Vector::load(value + v * Vector::width), Vector::broadcast(weights[position - begin]), sum[v]);
+    }
+  }
+  for (int v = 0; v < kVectors; ++v) Vector::store(out + v * Vector::width, sum[v]);
+}
+
+void attend(const PagedHead& head, const float* q, int64_t q_heads, float scale, int64_t begin, int64_t end,
+            PartialAttention* partial, float* out) {
+  float weights[kSpan];
+  const int64_t count = end - begin;
+  for (int64_t h = 0; h < q_heads; ++h, q += head.dim, out += head.dim) {
+    scores_of(head, q, scale, begin, end, weights);
+    const float highest = *std::max_element(weights, weights + count);
+    std::fill(weights + count, weights + (count + kPageUnit - 1) / kPageUnit * kPageUnit, highest);
+    for (int64_t i = 0; i < count; i += Vector::width) {
+      Vector::store(weights + i, Vector::exp(Vector::sub(Vector::load(weights + i), Vector::set(highest))));
+    }
+    float sum = 0;
+    for (int64_t i = 0; i < count; ++i) sum += weights[i];
+    for (int64_t d = 0; d < head.dim; d += kHeadUnit) values_of(head, weights, begin, end, d, out + d);
+    partial[h] = {highest, sum};
+  }
+}
+
+// Each of `heads` heads at x: normed where `norm` is given, then rotated.
+void norm_and_rotate(float* x, int64_t heads, int64_t dim, const float* norm, float eps, const float* cos_sin) {
+  if (norm) rms_norm(x, nullptr, norm, eps, x, heads, dim);
+  const int64_t half = dim / 2;
+  for (int64_t h = 0; h < heads; ++h, x += dim) {
+    for (int64_t i = 0; i < half; i += Vector::width) {
+      const F cos = Vector::load(cos_sin + i), sin = Vector::load(cos_sin + half + i);
+      const F a = Vector::load(x + i), b = Vector::load(x + half + i);
+      Vector::store(x + i, Vector::sub(Vector::mul(a, cos), Vector::mul(b, sin)));
+      Vector::store(x + half + i, Vector::add(Vector::mul(b, cos), Vector::mul(a, sin)));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace voltserve::cpu
