@@ -46,8 +46,10 @@ class AllReduce:
             transport: where the ranks meet, the same on every rank.
 
         Raises:
-            AllReduceError: a rank could not.
+            AllReduceError: a rank could not, or the installed kernels are older than this.
         """
+        if not hasattr(torch.ops.voltserve, "all_reduce_layout"):
+            raise AllReduceError("voltserve_kernels was built without the all-reduce")
         self.rank, self.ranks = distributed.get_rank(group), distributed.get_world_size(group)
         self.limit = LIMIT
         self._group, self._device = group, device

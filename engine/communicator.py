@@ -34,9 +34,6 @@ def start(group: Any, device: torch.device, transport: volta.Transport) -> AllRe
     """Our all-reduce if the ranks' trial of it succeeds, on all ranks or on none; tells which."""
     import voltserve_kernels  # noqa: F401 - registers torch.ops.voltserve
 
-    if not hasattr(torch.ops.voltserve, "map_host_memory"):
-        progress.settle(volta.keep_all_reduce(transport, "voltserve_kernels was built without it"))
-        return None
     try:
         ours = AllReduce(group, device, transport)
         problem = ours.trial()

@@ -1,4 +1,4 @@
-"""`python -m engine.probes.all_reduce`: one process a GPU, a few all-reduces through NCCL, are the sums right?
+"""`python -m engine.probes.all_reduce`: one process a GPU, a few all-reduces through NCCL and ours, are the sums right?
 
 It may hang where peer-to-peer is broken: whoever starts it gives it a time limit and kills its process group.
 """
@@ -14,12 +14,18 @@ from pathlib import Path
 import torch
 from torch import distributed
 
+from engine.all_reduce import AllReduce, AllReduceError
+
 ELEMENTS = (1024, 8 * 2**20)  # float32; below and above where NCCL changes its protocol
 _ROUNDS = 5
 
 
 def main() -> None:
-    """Prints {backend, ranks, wrong, bytes, seconds}: elements that differ, and the mean time of the largest size."""
+    """Prints {backend, ranks, wrong, bytes, seconds, host_memory}.
+
+    `wrong`: elements that differ; `seconds`: of the largest size; `host_memory`: what was wrong with our all-reduce
+    there, "" where nothing was, null without GPUs.
+    """
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", type=int, default=torch.cuda.device_count())
     parser.add_argument("--backend", choices=("nccl", "gloo"), default="nccl")
@@ -40,14 +46,21 @@ def main() -> None:
     if failed:
         raise SystemExit("; ".join(failed))
     told = [results.get() for _ in ranks]
-    wrong, seconds = sum(one[0] for one in told), max(one[1] for one in told)
-    size = 4 * ELEMENTS[-1]
-    print(json.dumps({"backend": args.backend, "ranks": args.ranks, "wrong": wrong, "bytes": size, "seconds": seconds}))
+    answer = {
+        "backend": args.backend,
+        "ranks": args.ranks,
+        "wrong": sum(wrong for wrong, _, _ in told),
+        "bytes": 4 * ELEMENTS[-1],
+        "seconds": max(seconds for _, seconds, _ in told),
+        "host_memory": told[0][2],
+    }
+    print(json.dumps(answer))
 
 
-def _rank(
-    rank: int, ranks: int, backend: str, store: Path, results: "multiprocessing.SimpleQueue[tuple[int, float]]"
-) -> None:
+Told = tuple[int, float, str | None]
+
+
+def _rank(rank: int, ranks: int, backend: str, store: Path, results: "multiprocessing.SimpleQueue[Told]") -> None:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")  # one machine: nothing leaves it
     device = torch.device("cpu") if backend == "gloo" else torch.device("cuda", rank)
@@ -65,8 +78,18 @@ def _rank(
             _wait(device)
             seconds = time.perf_counter() - began
             wrong += int((data.cpu() != expected).sum())
-    results.put((wrong, round(seconds, 6)))
+    host_memory = _host_memory(device) if device.type == "cuda" else None
+    results.put((wrong, round(seconds, 6), host_memory))
     distributed.destroy_process_group()
+
+
+def _host_memory(device: torch.device) -> str:
+    import voltserve_kernels  # noqa: F401 - registers torch.ops.voltserve
+
+    try:
+        return AllReduce(distributed.new_group(backend="gloo"), device, "host memory").trial()
+    except AllReduceError as error:
+        return str(error)
 
 
 def _wait(device: torch.device) -> None:

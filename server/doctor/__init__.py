@@ -35,7 +35,7 @@ def examine(model: Path | None, host: str, port: int, start_timeout: float, *, q
     if reading.gpus and not quick:
         findings += check_p2p(run_trial(P2P), reading.gpus)
         if len(reading.gpus) > 1:
-            findings.append(check_all_reduce(run_trial(ALL_REDUCE)))
+            findings += check_all_reduce(run_trial(ALL_REDUCE))
     findings += check_host(read_host(host, port), len(reading.gpus), 0 if disk is None else disk.model_bytes)
     if disk is not None:
         findings += check_disk(disk, start_timeout)

@@ -125,17 +125,28 @@ def check_p2p(trial: Trial, gpus: Sequence[Gpu]) -> Iterator[Finding]:
             yield Finding("ok", "p2p", what, "the bytes that were sent", f"verified {path}, {pair['gb_per_s']} GB/s")
 
 
-def check_all_reduce(trial: Trial) -> Finding:
-    """What an all-reduce over all GPUs brought."""
+def check_all_reduce(trial: Trial) -> Iterator[Finding]:
+    """What all-reduces over all GPUs brought, through NCCL and ours."""
     what = "all-reduce"
     if trial.timed_out:
         remedy = f"{_NO_PEER}, and run doctor again with NCCL_P2P_DISABLE=1"
-        return Finding("error", "all-reduce", what, "an answer in time", trial.problem, remedy)
+        yield Finding("error", "all-reduce", what, "an answer in time", trial.problem, remedy)
+        return
     if trial.problem:
         remedy = "Run it with NCCL_DEBUG=INFO; the first WARN line names the cause"
-        return Finding("error", "all-reduce", what, "an answer", trial.problem, remedy)
-    answer = trial.answer
+        yield Finding("error", "all-reduce", what, "an answer", trial.problem, remedy)
+        return
+    answer, expected = trial.answer, "right sums"
     if answer["wrong"]:
-        return Finding("error", "all-reduce", what, "right sums", f"{answer['wrong']} wrong elements", _NO_PEER)
-    got = f"right over {answer['ranks']} GPUs, {answer['bytes'] / 2**20:.0f} MiB in {answer['seconds'] * 1e3:.1f} ms"
-    return Finding("ok", "all-reduce", what, "right sums", got)
+        yield Finding("error", "all-reduce", what, expected, f"{answer['wrong']} wrong elements", _NO_PEER)
+    else:
+        got = (
+            f"right over {answer['ranks']} GPUs, {answer['bytes'] / 2**20:.0f} MiB in {answer['seconds'] * 1e3:.1f} ms"
+        )
+        yield Finding("ok", "all-reduce", what, expected, got)
+    what = "all-reduce through the host's memory"
+    if answer["host_memory"]:
+        remedy = "The engine takes NCCL instead, which is slower. A container needs --shm-size 16g and room in /dev/shm"
+        yield Finding("warning", "all-reduce", what, expected, answer["host_memory"], remedy)
+    else:
+        yield Finding("ok", "all-reduce", what, expected, "right")

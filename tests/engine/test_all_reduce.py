@@ -120,10 +120,9 @@ def test_the_trial_finds_wrong_sums_and_silent_ranks(
 
 
 @pytest.fixture
-def communicator(monkeypatch: pytest.MonkeyPatch) -> Any:
+def communicator() -> Any:
     from engine import communicator
 
-    monkeypatch.setattr(torch.ops.voltserve, "map_host_memory", None, raising=False)
     return communicator
 
 

@@ -115,14 +115,24 @@ def test_a_torch_without_code_for_the_gpu_is_an_error() -> None:
 def test_a_trial_that_hangs_or_fails_is_an_error_with_advice() -> None:
     for trial in (Trial(timed_out=True, problem="no answer within 90 s"), Trial(problem="exited with 1: boom")):
         (finding,) = check_p2p(trial, GPUS)
-        assert (finding.level, check_all_reduce(trial).level) == ("error", "error")
+        (reduced,) = check_all_reduce(trial)
+        assert (finding.level, reduced.level) == ("error", "error")
         assert trial.problem in str(finding)
     assert "IOMMU" in next(check_p2p(Trial(timed_out=True, problem="x"), GPUS)).remedy
-    assert "NCCL_P2P_DISABLE=1" in check_all_reduce(Trial(timed_out=True, problem="x")).remedy
-    assert "NCCL_DEBUG=INFO" in check_all_reduce(Trial(problem="x")).remedy
+    assert "NCCL_P2P_DISABLE=1" in next(check_all_reduce(Trial(timed_out=True, problem="x"))).remedy
+    assert "NCCL_DEBUG=INFO" in next(check_all_reduce(Trial(problem="x"))).remedy
 
 
-@pytest.mark.parametrize(("wrong", "expected"), [(0, "ok"), (5, "error")])
-def test_the_sums_of_an_all_reduce_are_judged(wrong: int, expected: str) -> None:
-    trial = Trial({"backend": "nccl", "ranks": 2, "wrong": wrong, "bytes": 2**25, "seconds": 0.0036})
-    assert check_all_reduce(trial).level == expected
+@pytest.mark.parametrize(
+    ("wrong", "host_memory", "levels"),
+    [
+        (0, "", ["ok", "ok"]),
+        (5, "", ["error", "ok"]),
+        (0, "rank 0: /dev/shm: No space left on device, 4526080 bytes are needed", ["ok", "warning"]),
+    ],
+)
+def test_the_sums_of_all_reduces_are_judged(wrong: int, host_memory: str, levels: list[str]) -> None:
+    answer = {"backend": "nccl", "ranks": 2, "wrong": wrong, "bytes": 2**25, "seconds": 0.0036}
+    found = list(check_all_reduce(Trial({**answer, "host_memory": host_memory})))
+    assert [finding.level for finding in found] == levels
+    assert host_memory in found[1].got
