@@ -103,7 +103,8 @@ class RayCluster:
         """The environment of a process on the machine: what docs/cluster.md has users set, and this cluster's own."""
         interface = {"VLLM_HOST_IP": machine.address, "GLOO_SOCKET_IFNAME": "eth0"}
         head = {"RAY_ADDRESS": self.address} if self.head else {}
-        return {**os.environ, **LEAN, **HEALTH_CHECKS, **interface, **head, **self.env,
+        own = {name: value for name, value in os.environ.items() if not name.startswith("VOLTSERVE_")}
+        return {**own, **LEAN, **HEALTH_CHECKS, **interface, **head, **self.env,
                 "PATH": f"{BIN}:{os.environ['PATH']}"}  # fmt: skip
 
     def driver(self, *command: str, on: Machine | None = None) -> subprocess.Popen[bytes]:

@@ -1,0 +1,101 @@
+"""A service on several machines: what becomes of requests when machines die or are cut off, and when models change."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster.machines import Machine
+from tests.cluster.ray_nodes import RayCluster
+from tests.cluster.service import ROOT, Load, serving
+from tests.server.conftest import make_model
+
+ANSWER = {"tokens": 12, "first_delay": 0.3, "delay": 0.05}
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> dict[str, Any]:
+    """One model of the fake engine, a replica a machine."""
+    folder = make_model(tmp_path / "model", answer=ANSWER)
+    flags = {"model": str(folder), "served-model-name": ["m"], "preset": "cpu-smoke"}
+    return {"name": "m", "flags": flags, "replicas": 2, "drain": 60}
+
+
+def start(cluster: RayCluster, workers: int) -> list[Machine]:
+    """A head that takes no replicas, and workers that take one each."""
+    cluster.env = {"PYTHONPATH": str(ROOT)}
+    cluster.start_head(cpus=0)
+    return [cluster.start_worker(f"worker{number}") for number in range(workers)]
+
+
+def test_a_machine_that_dies_takes_no_request_with_it_that_had_not_begun(
+    cluster: RayCluster, model: dict[str, Any]
+) -> None:
+    workers = start(cluster, 3)
+    with serving(cluster, model) as service:
+        hosts = service.wait_for_replicas(2)
+        assert len(set(hosts)) == 2
+        with Load(service.url, 8, {"model": "m", "prompt": "Hi"}) as load:
+            time.sleep(3)
+            assert all(count > 0 for count in service.tokens().values()), "both replicas work"
+            victim = next(worker for worker in workers if worker.address == hosts[0])
+            cluster.machines.kill(victim)
+            service.wait_for_replicas(2, "again", but_not_on=victim.address)
+            time.sleep(2)
+        print(load.summary())
+        assert {(one.kind, one.begun, one.end) for one in load.failed()} <= {("stream", True, "engine_unavailable")}
+        assert len(load.failed()) <= 4, "no more than were under way"
+        assert any(one.fine for one in load.outcomes[-4:])
+
+
+def test_a_machine_that_is_cut_off_is_left_out_and_taken_back(cluster: RayCluster, model: dict[str, Any]) -> None:
+    workers = start(cluster, 2)
+    with serving(cluster, model) as service:
+        hosts = service.wait_for_replicas(2)
+        lost = next(worker for worker in workers if worker.address == hosts[0])
+        with Load(service.url, 6, {"model": "m", "prompt": "Hi"}) as load:
+            time.sleep(2)
+            cluster.machines.cut(lost)
+            service.wait_for_replicas(1, "while one is cut off", but_not_on=lost.address)
+            cluster.wait_for(lost, alive=False)
+            cluster.machines.heal(lost)
+            service.wait_for_replicas(2, "after the network is whole again")
+        print(load.summary())
+        assert {(one.kind, one.begun, one.end) for one in load.failed()} <= {("stream", True, "engine_unavailable")}
+
+
+def test_a_new_version_of_a_model_comes_without_a_failed_request(
+    cluster: RayCluster, model: dict[str, Any], tmp_path: Path
+) -> None:
+    start(cluster, 3)
+    newer = make_model(tmp_path / "newer", answer={**ANSWER, "word": "new"})
+    with serving(cluster, model) as service:
+        service.wait_for_replicas(2)
+        with Load(service.url, 6, {"model": "m", "prompt": "Hi"}) as load:
+            time.sleep(2)
+            service.update(flags={**model["flags"], "model": str(newer)})
+            time.sleep(2)
+            last = time.monotonic()
+            time.sleep(3)
+        print(load.summary())
+        assert not load.failed()
+        assert any("new" not in one.words for one in load.outcomes)
+        assert all("new" in one.words for one in load.outcomes if one.began_at > last)
+
+
+def test_replicas_come_and_go_with_the_requests(cluster: RayCluster, model: dict[str, Any]) -> None:
+    start(cluster, 3)
+    del model["replicas"]
+    model["autoscaling"] = {"min": 1, "max": 3, "requests_per_replica": 3, "up_after": 1, "down_after": 5}
+    with serving(cluster, model) as service:
+        service.wait_for_replicas(1)
+        with Load(service.url, 1, {"model": "m", "prompt": "Hi"}) as light:
+            with Load(service.url, 9, {"model": "m", "prompt": "Hi"}) as heavy:
+                service.wait_for_replicas(3, "under load")
+            service.wait_for_replicas(1, "without it")
+        print(heavy.summary(), light.summary())
+        assert not heavy.failed()
+        assert not light.failed()
