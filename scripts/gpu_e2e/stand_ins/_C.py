@@ -1,127 +1,21 @@
 """Stands in for vLLM's compiled operators (`vllm._C`) on a machine whose torch they do not load into.
 
 The release's shared objects are built for torch 2.10; the GPU at hand has a later one. What a decoder with rotary
-embeddings, RMS norms and SwiGLU calls is written here in Triton with vLLM's operator names and signatures, so that the
-rest of vLLM runs unchanged. What vLLM's modules only name when they are imported gets a schema and no implementation.
+embeddings, RMS norms and SwiGLU calls is in vllm_ops.cu, compiled, since an eager step pays each operator's way on the
+host; what is called less often is written here; both with vLLM's operator names and signatures, so that the rest of
+vLLM runs unchanged. What vLLM's modules only name when they are imported gets a schema and no implementation.
 
 Copied to `vllm/_C.py` by scripts/gpu_e2e/pack.py. Never part of what is installed on a V100.
 """
 
+from pathlib import Path
+
 import torch
-import triton
-import triton.language as tl
 
 _C = torch.library.Library("_C", "DEF")
 _CACHE = torch.library.Library("_C_cache_ops", "DEF")
 _MOE = torch.library.Library("_moe_C", "DEF")
 torch.library.Library("_C_cuda_utils", "DEF")
-
-
-@triton.jit
-def _rms_norm_kernel(
-    out, x, residual, weight, eps, x_row, x_head, heads, width, FUSED: tl.constexpr, BLOCK: tl.constexpr
-):
-    row = tl.program_id(0)
-    column = tl.arange(0, BLOCK)
-    inside = column < width
-    start = (row // heads) * x_row + (row % heads) * x_head
-    value = tl.load(x + start + column, inside, 0.0).to(tl.float32)
-    if FUSED:
-        value += tl.load(residual + row * width + column, inside, 0.0).to(tl.float32)
-        tl.store(residual + row * width + column, value, inside)
-    scale = tl.rsqrt(tl.sum(value * value) / width + eps)
-    weights = tl.load(weight + column, inside, 0.0).to(tl.float32)
-    target = out + (start if FUSED else row * width)
-    tl.store(target + column, value * scale * weights, inside)
-
-
-def rms_norm(out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
-    """out = x / sqrt(mean(x²) + eps) * weight over the last dimension; x may be a view of heads in a wider row."""
-    width = x.shape[-1]
-    if x.dim() < 3:
-        x = x.reshape(-1, 1, width)
-    heads = x.shape[-2]
-    x = x.reshape(-1, heads, width)
-    rows = x.shape[0] * heads
-    _rms_norm_kernel[(rows,)](
-        out,
-        x,
-        x,
-        weight,
-        eps,
-        x.stride(0),
-        x.stride(1),
-        heads,
-        width,
-        False,
-        triton.next_power_of_2(width),
-        num_warps=8,
-    )
-
-
-def fused_add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
-    """residual += x; x = norm(residual) * weight. Both are contiguous [M, width]."""
-    width = x.shape[-1]
-    rows = x.numel() // width
-    _rms_norm_kernel[(rows,)](
-        x, x, residual, weight, eps, width, 0, 1, width, True, triton.next_power_of_2(width), num_warps=8
-    )
-
-
-@triton.jit
-def _silu_and_mul_kernel(out, x, width, x_row, BLOCK: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = column < width
-    gate = tl.load(x + row * x_row + column, inside, 0.0).to(tl.float32)
-    up = tl.load(x + row * x_row + width + column, inside, 0.0).to(tl.float32)
-    tl.store(out + row * width + column, gate / (1 + tl.exp(-gate)) * up, inside)
-
-
-def silu_and_mul(out: torch.Tensor, x: torch.Tensor) -> None:
-    """out [..., d] = silu(x[..., :d]) * x[..., d:]."""
-    width = out.shape[-1]
-    rows = out.numel() // width
-    _silu_and_mul_kernel[(rows, triton.cdiv(width, 1024))](out, x, width, 2 * width, 1024)
-
-
-@triton.jit
-def _rotary_kernel(positions, x, cos_sin, x_row, x_head, rotated, HALF: tl.constexpr, NEOX: tl.constexpr):
-    token, head = tl.program_id(0), tl.program_id(1)
-    index = tl.arange(0, HALF)
-    inside = index < rotated // 2
-    position = tl.load(positions + token)
-    cos = tl.load(cos_sin + position * rotated + index, inside, 0.0).to(tl.float32)
-    sin = tl.load(cos_sin + position * rotated + rotated // 2 + index, inside, 0.0).to(tl.float32)
-    start = x + token.to(tl.int64) * x_row + head * x_head
-    if NEOX:
-        first, second = start + index, start + rotated // 2 + index
-    else:
-        first, second = start + 2 * index, start + 2 * index + 1
-    a = tl.load(first, inside, 0.0).to(tl.float32)
-    b = tl.load(second, inside, 0.0).to(tl.float32)
-    tl.store(first, a * cos - b * sin, inside)
-    tl.store(second, b * cos + a * sin, inside)
-
-
-def rotary_embedding(
-    positions: torch.Tensor,
-    query: torch.Tensor,
-    key: torch.Tensor | None,
-    head_size: int,
-    cos_sin_cache: torch.Tensor,
-    is_neox: bool,
-) -> None:
-    """Rotates the first cos_sin_cache.shape[-1] elements of each head in place; positions [M]."""
-    rotated = cos_sin_cache.shape[-1]
-    half = triton.next_power_of_2(rotated // 2)
-    for x in (query, key):
-        if x is None:
-            continue
-        heads = x.reshape(positions.numel(), -1, head_size) if x.dim() == 3 else x.unflatten(-1, (-1, head_size))
-        _rotary_kernel[(heads.shape[0], heads.shape[1])](
-            positions, heads, cos_sin_cache, heads.stride(0), heads.stride(1), rotated, half, is_neox, num_warps=1
-        )
 
 
 def apply_repetition_penalties(
@@ -178,20 +72,17 @@ def weak_ref_tensor(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.view(tensor.shape)
 
 
+for schema in (
+    "rms_norm(Tensor(a!) out, Tensor x, Tensor weight, float eps) -> ()",
+    "fused_add_rms_norm(Tensor(a!) x, Tensor(b!) residual, Tensor weight, float eps) -> ()",
+    "silu_and_mul(Tensor(a!) out, Tensor x) -> ()",
+    "rotary_embedding(Tensor positions, Tensor(a!) query, Tensor(b!)? key, int head_size, Tensor cos_sin_cache, "
+    "bool is_neox) -> ()",
+):
+    _C.define(schema)
+torch.ops.load_library(str(Path(__file__).with_name("vllm_ops.so")))
+
 for library, schema, implementation in (
-    (_C, "rms_norm(Tensor(a!) out, Tensor x, Tensor weight, float eps) -> ()", rms_norm),
-    (
-        _C,
-        "fused_add_rms_norm(Tensor(a!) x, Tensor(b!) residual, Tensor weight, float eps) -> ()",
-        fused_add_rms_norm,
-    ),
-    (_C, "silu_and_mul(Tensor(a!) out, Tensor x) -> ()", silu_and_mul),
-    (
-        _C,
-        "rotary_embedding(Tensor positions, Tensor(a!) query, Tensor(b!)? key, int head_size, Tensor cos_sin_cache, "
-        "bool is_neox) -> ()",
-        rotary_embedding,
-    ),
     (
         _C,
         "apply_repetition_penalties_(Tensor(a!) logits, Tensor prompt_mask, Tensor output_mask, Tensor penalties) -> "
