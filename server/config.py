@@ -9,7 +9,7 @@ import ipaddress
 import math
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
@@ -196,23 +196,27 @@ def load_config(
     )
 
 
-def load_settings(arguments: Sequence[str], environ: Mapping[str, str], fixed: Mapping[str, str]) -> Settings:
-    """voltserve's own settings for a gateway whose engines are configured elsewhere.
+def load_settings(
+    arguments: Sequence[str], environ: Mapping[str, str], file: str, of_an_engine: Collection[str]
+) -> Settings:
+    """voltserve's own settings for a gateway whose engines are configured in a file.
 
     Args:
         arguments: the command line.
-        environ: the environment.
-        fixed: settings that neither may give.
+        environ: the environment; what it says of engines is for those of this machine.
+        file: takes the model's place.
+        of_an_engine: settings that belong into the file.
 
     Raises:
-        ConfigError: anything unknown or malformed, a setting of `fixed`, or a flag of the engine's.
+        ConfigError: anything unknown or malformed; on the command line, what belongs into the file.
     """
     command_line = parse_arguments(arguments, all_flags())
-    given = {**_read_variables(environ), **command_line}
     for name in command_line:
-        if name in fixed or name not in setting_flags():
-            raise ConfigError(f"--{name} is an engine's: put it into the file, under its model's flags")
-    own = {name.replace("-", "_"): value for name, value in {**given, **fixed}.items() if name in setting_flags()}
+        if name in of_an_engine or name not in setting_flags():
+            raise ConfigError(f"--{name} is an engine's: put it into {file}, under its model's flags")
+    given = {**_read_variables(environ), **command_line}
+    own = {name.replace("-", "_"): given[name] for name in given.keys() & setting_flags().keys() - of_an_engine}
+    own["model"] = file
     return _validate(own, dict.fromkeys(given, "the command line or the environment"))
 
 

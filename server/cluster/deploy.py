@@ -20,6 +20,7 @@ from server.cluster.file import ClusterFile, read_cluster
 from server.cluster.manage import need_ray
 from server.cluster.members import Members
 from server.config import Settings, load_settings
+from server.engines import OF_AN_ENGINE
 from server.gateway import Gateway
 from server.gateway.listener import http_server
 from server.lifetime import BACKLOG, Signals, allow_many_files, first_done
@@ -56,7 +57,7 @@ def deploy(path: Path, arguments: Sequence[str], wanted: Wanted, module: str = E
     """
     file = read_cluster(path)
     need_ray()
-    settings = load_settings(arguments, os.environ, {"model": str(path)})
+    settings = load_settings(arguments, os.environ, str(path), OF_AN_ENGINE - {"heartbeat-timeout"} | {"engines"})
     logs.configure(settings.log_level, settings.log_format)
     if not wanted.gateway:
         return uvloop.run(_update(file, module))

@@ -20,7 +20,7 @@ class Here:
     """A gateway whose directory is a dictionary of this test's."""
 
     def __init__(self) -> None:
-        settings = load_settings(["--heartbeat-timeout", "1"], {}, {"model": "cluster.yaml"})
+        settings = load_settings(["--heartbeat-timeout", "5"], {}, "cluster.yaml", ())
         self.members = Members(settings, MODELS)
         self.gateway = Gateway(settings, self.members.pool, self.members.gpus)
         self.members.count_in(self.gateway.metrics)
