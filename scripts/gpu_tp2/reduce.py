@@ -171,8 +171,11 @@ def run(way: str, main: Callable[..., None], arguments: argparse.Namespace) -> d
 
 
 def slower(told: dict[int, dict[str, Any]]) -> dict[str, Any]:
-    """Rank 0's answer with the slowest rank's times."""
+    """Rank 0's answer with the slowest rank's times, and all ranks' counts of what was wrong."""
     merged = told[0]
+    for key in merged.get("checked", {}):
+        if key.startswith("wrong"):
+            merged["checked"][key] = sum(answer["checked"][key] for answer in told.values())
     for index, one in enumerate(merged["rows"]):
         for key in one.keys() & {"us", "us_in_a_graph"}:
             one[key] = max(answer["rows"][index][key] for answer in told.values())
