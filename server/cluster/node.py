@@ -63,6 +63,8 @@ def config_of(arguments: Mapping[str, Any]) -> Config:
 
 
 async def _run(host: str, arguments: Mapping[str, Any]) -> int:
+    if arguments["nodes"] > 1:  # Ray gave the actor no GPU; the engine asks Ray for them, and they are planned here
+        os.environ.pop("CUDA_VISIBLE_DEVICES", None)
     os.environ.update(arguments["env"])
     config = config_of(arguments)
     decisions = (*config.decisions, *overridden(config), *preflight.check(config))

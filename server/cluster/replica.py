@@ -108,7 +108,7 @@ class Replica:
         if "status" in message:
             self._enter(status_from(message["status"]))
             if self.status.state is State.DRAINING:
-                self._exchange.close()  # what is left are requests, for whose end the replica waits
+                self._exchange.retire()  # what is left are requests, for whose end the replica waits
 
     def _lost(self, why: str) -> None:
         self._exchange.break_off(f"{self.address.host}: {why}")

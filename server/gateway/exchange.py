@@ -46,6 +46,7 @@ class EngineSocket:
         self._path = path
         self._idle: list[_Connection] = []
         self._busy: set[_Connection] = set()
+        self._retired = False
 
     @contextlib.asynccontextmanager
     async def __call__(self, method: str, target: bytes, headers: Headers, body: bytes) -> AsyncIterator[Answer]:
@@ -57,7 +58,15 @@ class EngineSocket:
             yield connection
         finally:
             self._busy.remove(connection)
-            connection.rest_or_close()
+            if self._retired:
+                connection.close()
+            else:
+                connection.rest_or_close()
+
+    def retire(self) -> None:
+        """From now on no connection rests, so that the engine's side sees which requests are left."""
+        self._retired = True
+        self.close()
 
     def close(self) -> None:
         """Closes the connections that rest."""

@@ -35,8 +35,7 @@ class EngineReplica:
             *(sys.executable, "-m", "server.cluster.node", self._host),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
-            # Ray sets it to the CPUs that it counts for us. A user's own is in the file, under `env`.
-            env={name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"},
+            env=_environment(),
         )
         self._ready = asyncio.Event()
         self._ended = asyncio.Event()
@@ -91,3 +90,11 @@ class EngineReplica:
                 with contextlib.suppress(Exception):
                     await asyncio.wait_for(self._directory.announce.remote({**own, **self._address}), ANNOUNCED)
             await asyncio.sleep(ANNOUNCED if self._address else 0.1)
+
+
+def _environment() -> dict[str, str]:
+    """This process's, with the cluster's address for engines that are split over machines. Without OMP_NUM_THREADS,
+    which Ray sets to the CPUs that it counts for us; a user's own is in the file, under `env`.
+    """
+    kept = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    return {**kept, "RAY_ADDRESS": ray.get_runtime_context().gcs_address}

@@ -60,7 +60,8 @@ async def node(model: Path, name: str = "one", **arguments: Any) -> AsyncIterato
         cwd=Path(__file__).parents[3],
     )
     flags = {"model": str(model), "served-model-name": ["m"], "preset": "cpu-smoke"}
-    given = {"name": "m", "flags": flags, "env": {}, "drain": 10, "ports": None, "module": "tests.fakes.engine"}
+    given = {"name": "m", "flags": flags, "env": {}, "drain": 10, "nodes": 1, "ports": None}
+    given["module"] = "tests.fakes.engine"
     assert process.stdin is not None
     process.stdin.write(json.dumps({**given, **arguments}).encode() + b"\n")
     made = Node(process, name)
