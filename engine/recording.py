@@ -98,7 +98,10 @@ def replay(module: "fx.GraphModule", _inputs: "Sequence[torch.Tensor]") -> Step:
 
 
 def direct(graph: "fx.Graph") -> None:
-    """Calls what vLLM's operators of Python call: attention, with its cache, all-reduces and experts."""
+    """Calls what vLLM's operators of Python call: attention, with its cache, all-reduces and experts.
+
+    And takes parameters as they are, where a module takes their `.data`.
+    """
     import torch
     from vllm.distributed.parallel_state import all_reduce
     from vllm.model_executor.layers.attention.attention import unified_attention_with_output
@@ -117,6 +120,9 @@ def direct(graph: "fx.Graph") -> None:
             (attention,) = node.users  # which is given the update's empty result, so that it comes second
             attention.target = update_and_attend
             attention.kwargs = {}
+            graph.erase_node(node)
+        elif getattr(target, "__name__", "") == "_get_data_attr":  # torch's name
+            node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
         elif target in functions:
             node.target = functions[target]

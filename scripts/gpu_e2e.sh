@@ -3,8 +3,9 @@
 # made here (build/gpu_e2e/): the launcher, HTTP, vLLM, our kernels. A GPU that is no V100 is treated as one
 # (VOLTSERVE_FORCE_VOLTA); its speed is its own, and mma.m8n8k4, with which a V100 multiplies 2 to 1024 tokens, is emulated
 # after Volta. Results go to $OUT/results.tar.xz (default: build/gpu_e2e/out/), renewed after each step; each step has a time limit.
-# Usage: gpu_e2e.sh STEP…     small | small_not_recorded | moe | answers | speed | eager_speed | hybrid | long_context
-# KEEP=1: leaves the large model of `speed` where it is, for `eager_speed`.
+# Usage: gpu_e2e.sh STEP…     small | small_not_recorded | moe | answers | speed | eager_speed | hybrid |
+#   long_context | clean
+# Large models stay in the machine's memory, where another step may want them; `clean` removes them.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 ARCHIVE=${OUT:-$PWD/build/gpu_e2e/out}/results.tar.xz
@@ -81,27 +82,30 @@ moe() {
 }
 
 # Qwen3-32B's shapes: tokens a second, against dequantizing on every call and against reading the weights.
+BIG=$SHM/qwen3-32b
+big_model() { [[ -f $BIG/config.json ]] || step 120 big-model python3 scripts/gpu_e2e/synthetic.py qwen3-32b "$BIG" --device cuda; }
 speed() {
-  mkdir -p "$SHM/qwen3-32b" && step "${SPEED_LIMIT:-280}" big-speed python3 scripts/gpu_e2e/measure.py "$SHM/qwen3-32b" "$OUT/big.json" \
-    --make qwen3-32b --tokens 32 --library "$WORK/site/libvoltserve_cuda.so"
+  big_model && step "${SPEED_LIMIT:-280}" big-speed python3 scripts/gpu_e2e/measure.py "$BIG" "$OUT/big.json" \
+    --tokens 32 --library "$WORK/site/libvoltserve_cuda.so"
   grep "'way'" "$OUT/big-speed.log"
-  [[ -n ${KEEP:-} ]] || rm -rf "$SHM"
 }
 
-# Its eager steps, recorded and not. After `speed` with KEEP=1.
-BIG=(--tokens 32 --cache-bytes 12884901888)
-eager_speed() {
-  eager big-eager "$SHM/qwen3-32b" "${BIG[@]}"
-  not_recorded big-not-recorded "$SHM/qwen3-32b" "${BIG[@]}"
-}
+# Its eager steps, recorded.
+eager_speed() { big_model && eager big-eager "$BIG" --tokens 32; }
 
 # The 27B with Gated DeltaNet layers, text only: as `speed`. LAYERS=8 for a short trial.
-hybrid() {
-  step 120 hybrid-model python3 scripts/gpu_e2e/synthetic_hybrid.py "$SHM/qwen3.8-27b" --layers "${LAYERS:-64}" --device cuda || return 1
-  step "${SPEED_LIMIT:-280}" hybrid-speed python3 scripts/gpu_e2e/measure.py "$SHM/qwen3.8-27b" "$OUT/hybrid.json" --library "$WORK/site/libvoltserve_cuda.so"
-  grep "'way'\|largest" "$OUT/hybrid-speed.log"
-  rm -rf "$SHM"
+HYBRID=$SHM/qwen3.8-27b
+hybrid_model() {
+  [[ -f $HYBRID/config.json ]] ||
+    step 120 hybrid-model python3 scripts/gpu_e2e/synthetic_hybrid.py "$HYBRID" --layers "${LAYERS:-64}" --device cuda
 }
+hybrid() {
+  hybrid_model && step "${SPEED_LIMIT:-280}" hybrid-speed python3 scripts/gpu_e2e/measure.py "$HYBRID" "$OUT/hybrid.json" \
+    --library "$WORK/site/libvoltserve_cuda.so"
+  grep "'way'\|largest" "$OUT/hybrid-speed.log"
+}
+
+clean() { rm -rf "$SHM"; }
 
 # Decoding after prompts of 8,000 tokens, our attention and Triton's: 8 layers of Qwen3-32B's shapes, or the prompts, whose tensor-core
 # instruction is emulated, would take all the time. Both engines at once, on the first and the last GPU.

@@ -3,14 +3,14 @@
 # (build/gpu_tp2/, build/gpu_e2e/): the doctor's probes, greedy texts of small models in several formats on one and two ranks,
 # all-reduces, and tokens a second of Qwen3-32B's shapes. Each NCCL step runs by peer memory and by shared memory
 # (NCCL_P2P_DISABLE=1). Results go to $OUT/tp2.tar.xz (default: build/gpu_tp2/out/), renewed after each step.
-# Usage: gpu_tp2.sh STEP…     probes | texts | reduce | speed     WAYS: for texts (scripts/gpu_tp2/prepare.py)
+# Usage: gpu_tp2.sh STEP…     probes | texts | reduce | speed     WAYS=…: for texts (scripts/gpu_tp2/prepare.py)
 set -uo pipefail
 cd "$(dirname "$0")/.."
 ARCHIVE=${OUT:-$PWD/build/gpu_tp2/out}/tp2.tar.xz
 WORK=${WORK:-/tmp/gpu_e2e}
 OUT=$WORK/tp2
 PACK=build/gpu_e2e
-SHM=/dev/shm/gpu_tp2
+BIG=/dev/shm/gpu_e2e/qwen3-32b  # gpu_e2e.sh's
 source scripts/gpu_e2e/environment.sh
 export VLLM_HOST_IP=127.0.0.1 GLOO_SOCKET_IFNAME=lo NCCL_SOCKET_IFNAME=lo NCCL_NVLS_ENABLE=0
 DEVICE=$(nvidia-smi --query-gpu=name --format=csv,noheader | sort | uniq -c | xargs)
@@ -44,14 +44,19 @@ reduce() {
 }
 
 # mma.m8n8k4, with which a V100 multiplies 2 to 1024 tokens, is emulated after Volta: rates above one stream are no V100's.
+# speed_of NAME FLAG…
+speed_of() {
+  [[ -f $BIG/config.json ]] || step 120 big python3 scripts/gpu_e2e/synthetic.py qwen3-32b "$BIG" --device cuda || return 1
+  local name=$1; shift
+  step "${SPEED_LIMIT:-200}" "$name" python3 scripts/gpu_e2e/measure.py "$BIG" "$OUT/$name.json" --ranks 2 --ways kernels --tokens 32 "$@"
+  grep "'way'" "$OUT/$name.log"
+}
+# All-reduces by NCCL, through peer memory and through shared memory, and by our own kernel; eagerly by our own.
 speed() {
-  [[ -d $SHM/qwen3-32b ]] || step 120 big python3 scripts/gpu_e2e/synthetic.py qwen3-32b "$SHM/qwen3-32b" --device cuda || return 1
-  local ways=(--ranks 2 --ways kernels --streams 1 8 16 32)
-  step "${SPEED_LIMIT:-240}" speed-peer python3 scripts/gpu_e2e/measure.py "$SHM/qwen3-32b" "$OUT/speed-peer.json" "${ways[@]}"
-  grep "'way'" "$OUT/speed-peer.log"
-  NCCL_P2P_DISABLE=1 step "${SPEED_LIMIT:-240}" speed-shared python3 scripts/gpu_e2e/measure.py "$SHM/qwen3-32b" "$OUT/speed-shared.json" "${ways[@]}"
-  grep "'way'" "$OUT/speed-shared.log"
-  rm -rf "$SHM"
+  speed_of speed-peer --only-graphs --nccl
+  NCCL_P2P_DISABLE=1 speed_of speed-shared --only-graphs --nccl
+  NCCL_P2P_DISABLE=1 speed_of speed-own --only-graphs
+  NCCL_P2P_DISABLE=1 speed_of speed-own-eager --eager
 }
 
 for name in "$@"; do

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +19,8 @@ from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.layers.attention import attention as vllm_attention
 
 from engine import progress, recording
+
+from .models import LAYERS, QWEN3, QWEN3_MOE, Architecture, write_model
 
 ROOT = Path(__file__).parents[2]
 
@@ -146,3 +149,19 @@ def test_an_error_of_the_model_s_own_is_not_swallowed() -> None:
     recording.allow_eager(model)
     with pytest.raises((RuntimeError, ValueError)):
         model._compiled_callable(torch.ones(2))
+
+
+@pytest.mark.parametrize("architecture", [QWEN3, QWEN3_MOE], ids=lambda one: one.model_type)
+def test_a_v100_s_step_is_recorded_with_nothing_between_its_operations(
+    tmp_path: Path, architecture: Architecture
+) -> None:
+    write_model(tmp_path / "model", tmp_path / "twin", architecture, "compressed-tensors", head_dim=64)
+    command = [sys.executable, "-m", "tests.engine.volta_recorded", str(tmp_path / "model")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+    called = Counter(done.stdout.splitlines())
+    experts = architecture is QWEN3_MOE
+    assert called["update_and_attend"] == LAYERS
+    assert called["nvfp4_linear.default"] == (2 if experts else 4) * LAYERS
+    assert called["_moe_forward"] == (LAYERS if experts else 0)
+    assert not [name for name in called if "unified" in name or ("moe_forward" in name and name != "_moe_forward")]
+    assert not called["_get_data_attr"]
