@@ -4,7 +4,7 @@
 
 Both engines of a pair run at once on one GPU, eagerly and then in CUDA graphs, each with an empty Triton cache. Each is
 asked the greedy continuations of answers.py's prompts, one after another, and 16 samples of one prompt, whose top-k and
-top-p vLLM masks with Triton. Exits with 1 where the answers differ, or where something was compiled from C all the same.
+top-p vLLM masks with Triton. Exits with 1 where the answers differ, or where C was compiled all the same.
 """
 
 import argparse
