@@ -6,7 +6,7 @@ MODEL ?= models/smollm2-nvfp4
 VENV := .venv
 VOLTSERVE := $(VENV)/bin/voltserve
 
-.PHONY: setup setup-ray serve bench test test-docker lint lock clean kernels-cuda
+.PHONY: setup setup-ray serve bench test test-docker test-cluster lint lock clean kernels-cuda
 .DEFAULT_GOAL := help
 
 help:
@@ -16,6 +16,7 @@ help:
 	@echo "make bench   serve MODEL=$(MODEL), measure it under load, write a page into build/bench"
 	@echo "make test    lint and test, with the real engine on the CPU; needs no GPU"
 	@echo "make test-docker  build the cpu image and test it under docker compose; installs and starts Docker if absent"
+	@echo "make test-cluster  several machines, as network namespaces of this one, with Ray between them; needs root"
 	@echo "make kernels-cuda  the kernels with the V100's machine code as a wheel in build/wheels; needs no GPU"
 	@echo "make lint    ruff, mypy and the import contract"
 	@echo "make lock    resolve requirements/*.in again into the lock files"
@@ -59,6 +60,10 @@ test: setup lint models/smollm2-nvfp4
 # Not part of `make test`: it needs root where there is no Docker engine, and 25 GB where PyTorch's index does not answer.
 test-docker: setup models/smollm2-nvfp4
 	scripts/test_docker.sh
+
+# Not part of `make test`: it needs root, and half an hour on two cores.
+test-cluster: setup-ray models/smollm2-nvfp4
+	TEST_CLUSTER=1 $(VENV)/bin/pytest tests/cluster
 
 lock: setup
 	scripts/lock.sh
