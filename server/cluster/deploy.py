@@ -94,7 +94,9 @@ async def _serve(file: ClusterFile, settings: Settings, sock: socket.socket, mod
         await members.close()
         http.should_exit = True
         await asyncio.wait({serving})
-    serving.result()
+    for task in (serving, watching, updating):
+        if not task.cancelled():
+            task.result()
     log.info("stopped; the models run on (`voltserve cluster stop` ends them)")
     return signals.exit_code or code
 

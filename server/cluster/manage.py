@@ -32,7 +32,7 @@ def ask(what: str) -> dict[str, Any]:
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no word why"])[-1]
         raise UserError(last.removeprefix("voltserve: "))
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    found: dict[str, Any] = json.loads(done.stdout)
     return found
 
 

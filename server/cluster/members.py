@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import httpx
@@ -33,7 +33,7 @@ class Members:
         self._replicas: dict[str, tuple[Replica, asyncio.Task[None]]] = {}
         self._absent: dict[str, _Absent] = {}
         self._metrics: Metrics | None = None
-        self._counted: set[str] = set()
+        self._observers: dict[str, Callable[[Status], None]] = {}
         self._models: dict[str, tuple[str, ...]] = {}
         self._set_models(models)
         self.pool = Pool([absent.upstream for absent in self._absent.values()], several=True)
@@ -83,8 +83,8 @@ class Members:
         """A replica has a new status."""
         if replica.upstream is not None and replica.upstream not in self.pool.upstreams:
             self._arrange()
-        elif self._metrics is not None and replica.name in self._counted:
-            self._metrics.observer(replica.name)(replica.status)
+        elif replica.name in self._observers:
+            self._observers[replica.name](replica.status)
 
     def _arrange(self) -> None:
         """Makes the pool of the replicas that have told what they serve, and the stand-ins of models without any."""
@@ -95,11 +95,12 @@ class Members:
         if self._metrics is None:
             return
         names = {upstream.name: upstream for upstream in self.pool.upstreams}
-        for name in self._counted - names.keys():
+        for name in self._observers.keys() - names.keys():
+            del self._observers[name]
             self._metrics.forget(name)
-        for name in names.keys() - self._counted:
-            self._metrics.observer(name)(names[name].status())
-        self._counted = set(names)
+        for name in names.keys() - self._observers.keys():
+            self._observers[name] = self._metrics.observer(name)
+            self._observers[name](names[name].status())
 
 
 class _Absent:

@@ -7,7 +7,7 @@ code 1 where a model does not come up.
 import json
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import ray
@@ -17,33 +17,31 @@ from ray.serve.schema import ApplicationStatus
 from server.cluster.file import ClusterFile, Model, replica_arguments, version_of
 from server.cluster.layout import DEPLOYMENT, DIRECTORY, deployment_options, directory_config
 from server.cluster.on_ray import application
-from server.cluster.on_ray.connect import connect, shortened
+from server.cluster.on_ray.connect import connect, own_output, shortened
 
 POLL = 0.5  # seconds
 ANSWER_LIMIT = 10.0  # seconds
+
+Say = Callable[[Any], None]
 
 
 def main() -> None:
     """Deploys and updates, and deletes what is no more in the file."""
     given = json.loads(sys.stdin.readline())
     file, module = ClusterFile.model_validate(given["file"]), given["module"]
+    say = own_output()
     connect()
     serve.start(proxy_location="Disabled")  # requests come through our gateway
-    surging = _surging(file, module)
+    surging = _surging(file, module, say)
     _run({DIRECTORY: application.directory_with(user_config=directory_config(file, module))})
     for name in set(serve.status().applications) - {DIRECTORY, *(model.application for model in file.models)}:
         if name.startswith(f"{DIRECTORY}-"):
             serve.delete(name, _blocking=False)
-            say(decision=("application", f"{name} deleted", "its model is not in the file"))
-    fine = _roll(file, module, surging)
+            say({"decision": ("application", f"{name} deleted", "its model is not in the file")})
+    fine = _roll(file, module, surging, say)
     if surging:
-        fine = _roll(file, module, {}) and fine
+        fine = _roll(file, module, {}, say) and fine
     raise SystemExit(0 if fine else 1)
-
-
-def say(**message: Any) -> None:
-    """Tells whoever started us."""
-    print(json.dumps(message), flush=True)
 
 
 def _run(targets: Mapping[str, serve.Application]) -> None:
@@ -52,7 +50,7 @@ def _run(targets: Mapping[str, serve.Application]) -> None:
     serve.run_many(runs, wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
 
 
-def _roll(file: ClusterFile, module: str, surging: Mapping[str, int]) -> bool:
+def _roll(file: ClusterFile, module: str, surging: Mapping[str, int], say: Say) -> bool:
     """Deploys every model, with so many replicas more, and waits. Whether all came up."""
     targets = {}
     for model in file.models:
@@ -60,10 +58,10 @@ def _roll(file: ClusterFile, module: str, surging: Mapping[str, int]) -> bool:
         options = deployment_options(model, surging.get(model.name, 0))
         targets[model.application] = application.engine_with(arguments, version=version_of(arguments), **options)
     _run(targets)
-    return _wait(targets)
+    return _wait(targets, say)
 
 
-def _wait(names: Mapping[str, Any]) -> bool:
+def _wait(names: Mapping[str, Any], say: Say) -> bool:
     """Waits until Serve says of each application that it runs, or cannot."""
     told: dict[str, str] = {}
     while True:
@@ -77,13 +75,13 @@ def _wait(names: Mapping[str, Any]) -> bool:
             text = f"{found[name].status.value}{': ' if message else ''}{message}"
             if told.get(name) != text:
                 told[name] = text
-                say(progress=(name, text))
+                say({"progress": (name, text)})
         if all(name in found and found[name].status in ended for name in names):
             return all(found[name].status is ApplicationStatus.RUNNING for name in names)
         time.sleep(POLL)
 
 
-def _surging(file: ClusterFile, module: str) -> dict[str, int]:
+def _surging(file: ClusterFile, module: str, say: Say) -> dict[str, int]:
     """The models to be updated with one replica more meanwhile, so that as many as before serve at every moment."""
     if DIRECTORY not in serve.status().applications:
         return {}
@@ -97,7 +95,7 @@ def _surging(file: ClusterFile, module: str) -> dict[str, int]:
         if versions.get(model.name, version) == version:
             continue
         choice, reason = _surge(model, free)
-        say(decision=(f"update of {model.name}", choice, reason))
+        say({"decision": (f"update of {model.name}", choice, reason)})
         if choice == _MORE:
             surging[model.name] = 1
     return surging

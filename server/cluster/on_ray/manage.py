@@ -1,6 +1,5 @@
 """`python -m server.cluster.on_ray.manage status|stop`: what Ray Serve says of our applications; ends them."""
 
-import json
 import sys
 from typing import Any
 
@@ -8,7 +7,7 @@ import ray
 from ray import serve
 
 from server.cluster.layout import DEPLOYMENT, DIRECTORY
-from server.cluster.on_ray.connect import connect, shortened
+from server.cluster.on_ray.connect import connect, own_output, shortened
 
 ANSWER_LIMIT = 10.0  # seconds
 
@@ -16,6 +15,7 @@ ANSWER_LIMIT = 10.0  # seconds
 def main() -> None:
     """Does as the command line says; prints one JSON object."""
     what = sys.argv[1]
+    say = own_output()
     connect()
     applications = serve.status().applications
     models = [name for name in applications if name.startswith(f"{DIRECTORY}-")]
@@ -23,12 +23,12 @@ def main() -> None:
     if what == "stop":
         for name in ours:
             serve.delete(name, _blocking=False)
-        print(json.dumps({"stopped": ours}))
+        say({"stopped": ours})
         return
     found: dict[str, Any] = {"replicas": [], "failures": {}}
     if DIRECTORY in ours:
         found = serve.get_deployment_handle("directory", DIRECTORY).look.remote().result(timeout_s=ANSWER_LIMIT)
-    print(json.dumps({"nodes": _nodes(), "models": [_model(name, applications[name], found) for name in models]}))
+    say({"nodes": _nodes(), "models": [_model(name, applications[name], found) for name in models]})
 
 
 def _nodes() -> list[dict[str, Any]]:

@@ -3,7 +3,6 @@
 A process apart, so that the gateway lives on when Ray's own code ends the process because the head has gone.
 """
 
-import json
 import sys
 import time
 
@@ -11,7 +10,7 @@ import ray
 from ray import serve
 
 from server.cluster.layout import DIRECTORY
-from server.cluster.on_ray.connect import connect
+from server.cluster.on_ray.connect import connect, own_output
 
 INTERVAL = 1.0  # seconds
 ANSWER_LIMIT = 5.0  # seconds
@@ -19,11 +18,12 @@ ANSWER_LIMIT = 5.0  # seconds
 
 def main() -> None:
     """Runs until nobody reads what it writes, or the directory cannot be asked."""
+    say = own_output()
     connect()
     try:
         handle = serve.get_deployment_handle("directory", DIRECTORY)
         while True:
-            print(json.dumps(handle.look.remote().result(timeout_s=ANSWER_LIMIT)), flush=True)
+            say(handle.look.remote().result(timeout_s=ANSWER_LIMIT))
             time.sleep(INTERVAL)
     except BrokenPipeError:
         pass
