@@ -22,7 +22,7 @@ from server.errors import ConfigError, unknown_name
 from server.flags import REFUSED, RETIRED, Flag, FlagValue, engine_flags, parse_arguments, parse_variable
 from server.modalities import FLAG as TEXT_ONLY
 from server.modalities import choose_text_only
-from server.presets import Preset, find_preset, load_presets, select_preset
+from server.presets import Automatic, Preset, find_preset, load_presets, select_preset, usable_cores
 
 ENV_PREFIX = "VOLTSERVE_"
 
@@ -184,7 +184,7 @@ def load_config(
         values[TEXT_ONLY] = True
         sources[TEXT_ONLY] = "chosen for the model and the devices"
         decisions.append(text_only)
-    env = _preset_environment(preset, decisions)
+    env = _preset_environment(preset, 1 if preset.match else _parallelism(values), decisions)
     return Config(
         **settings.model_dump(),
         engine=values,
@@ -287,14 +287,16 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def _preset_environment(preset: Preset, decisions: list[Decision]) -> dict[str, str]:
+def _preset_environment(preset: Preset, cpu_ranks: int, decisions: list[Decision]) -> dict[str, str]:
     environment: dict[str, str] = {}
     for name, value in preset.env.items():
-        resolved = value if isinstance(value, str) else value.resolve(Path(sys.prefix))
+        resolved = value if isinstance(value, str) else value.resolve(Path(sys.prefix), cpu_ranks)
         if resolved is None:
             decisions.append(Decision(name, "not set", f"{value} is absent; the engine is slower without it"))
-        else:
-            environment[name] = resolved
+            continue
+        environment[name] = resolved
+        if cpu_ranks > 1 and isinstance(value, Automatic) and value.cores:
+            decisions.append(Decision(name, resolved, f"{usable_cores()} cores shared by {cpu_ranks} ranks"))
     return environment
 
 

@@ -52,18 +52,18 @@ class Match(_Strict):
 
 
 class Automatic(_Strict):
-    """An environment value found on the machine: the number of usable `cores`, or a `library` beside this Python."""
+    """An environment value found on the machine: a rank's share of `cores`, or a `library` beside this Python."""
 
     cores: Literal[True] | None = None
     library: str | None = None
 
     def __str__(self) -> str:
-        return "the number of cores" if self.library is None else f"{self.library} in {sys.prefix}/lib"
+        return "the number of cores a rank" if self.library is None else f"{self.library} in {sys.prefix}/lib"
 
-    def resolve(self, prefix: Path) -> str | None:
-        """The value, or None where the library is absent."""
+    def resolve(self, prefix: Path, ranks: int = 1) -> str | None:
+        """The value for each of `ranks` processes that compute at once, or None where the library is absent."""
         if self.library is None:
-            return str(usable_cores())
+            return str(max(1, usable_cores() // ranks))
         path = prefix / "lib" / self.library
         return str(path) if path.is_file() else None
 

@@ -127,6 +127,17 @@ def test_an_absent_openmp_library_is_a_decision(monkeypatch: pytest.MonkeyPatch,
     assert config("--model m").env["LD_PRELOAD"] == str(tmp_path / "lib" / "libiomp5.so")
 
 
+def test_ranks_on_a_cpu_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("presets", "config"):
+        monkeypatch.setattr(f"server.{module}.usable_cores", lambda: 5)
+    alone, two, many = (config(f"--model m {flags}") for flags in ("", "-tp 2", "-tp 4 -pp 2"))
+    assert [one.env["OMP_NUM_THREADS"] for one in (alone, two, many)] == ["5", "2", "1"]
+    told = [[str(made) for made in one.decisions if made.what == "OMP_NUM_THREADS"] for one in (alone, two, many)]
+    assert told[:2] == [[], ["OMP_NUM_THREADS: 2 (5 cores shared by 2 ranks)"]]
+    assert len(told[2]) == 1
+    assert config("--model m -tp 2", devices=PAIR, cpu_engine=False).env.get("OMP_NUM_THREADS") is None
+
+
 def test_the_cpu_build_leaves_gpus_alone() -> None:
     merged = config("--model m", devices=PAIR, cpu_engine=True)
     assert merged.preset == "cpu-smoke"
