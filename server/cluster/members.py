@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import httpx
@@ -63,7 +64,9 @@ class Members:
         for name, one in listed.items():
             if name not in self._replicas:
                 replica = Replica(Address(**one), self._settings.heartbeat_timeout, self._changed)
-                self._replicas[name] = replica, asyncio.create_task(replica.run())
+                task = asyncio.create_task(replica.run())
+                task.add_done_callback(partial(self._ended, name))
+                self._replicas[name] = replica, task
         self._arrange()
 
     async def close(self) -> None:
@@ -78,6 +81,12 @@ class Members:
             return
         self._models = dict(models)
         self._absent = {name: _Absent(self._settings, name, served) for name, served in models.items()}
+
+    def _ended(self, name: str, task: "asyncio.Task[None]") -> None:
+        """A replica has ended as it was told to."""
+        if not task.cancelled() and self._replicas.pop(name, None) is not None:
+            self._arrange()
+            task.result()
 
     def _changed(self, replica: Replica) -> None:
         """A replica has a new status."""

@@ -64,9 +64,11 @@ class Replica:
         self._exchange = RemoteEngineSocket(address.host, address.port, greeting(address.secret, "engine"))
 
     async def run(self) -> None:
-        """Keeps the status connection up; ends only by cancellation, which breaks off all requests."""
+        """Keeps the status connection up, until a replica that was to end has ended. All requests are broken off then,
+        as by cancellation.
+        """
         try:
-            while True:
+            while self.status.state is not State.DRAINING:
                 try:
                     await self._listen()
                 except (OSError, ValueError, KeyError, TypeError) as error:

@@ -89,6 +89,8 @@ async def test_replicas_come_share_the_requests_and_go(tmp_path: Path) -> None:
         assert 'replica="m-one"' not in await here.metrics()
         assert [one.name for one in here.members.pool.upstreams] == ["m-two", "other"]
 
-        here.tell(two, models={"m": ("m", "new-name"), "third": ("third",)})
-        assert set((await here.health())[1]) == {"m-two", "third"}
+        two.process.terminate()
+        await until(lambda: [one.name for one in here.members.pool.upstreams] == ["m", "other"], "it has ended")
+        here.tell(models={"m": ("m", "new-name"), "third": ("third",)})
+        assert set((await here.health())[1]) == {"m", "third"}
         await here.members.close()
