@@ -10,17 +10,23 @@
 // A call is a `turn`: 1, 2, 3 …, counted on the GPU, so that a captured graph counts on. Turns alternate between the slot's two
 // halves. Data of turn t is never overwritten before all have read it: its place is written again in turn t + 2, which a rank
 // starts when its turn t + 1 has ended (stream order), thus when it has got every other rank's data of t + 1; a rank sends those
-// after it has read all of turn t. So no rank is two turns ahead, and two halves are enough. A place holds a flag of turn t, of one
-// two or more turns before, or 0: a reader waits for t itself. (Numbers come again after 2^32 - 2 turns, a week of decoding. A place
-// that nothing touched for exactly so long would be taken for new.) tests/kernels/test_all_reduce_protocol.py goes through
-// all orders of two ranks' reads and writes.
+// after it has read all of turn t. So no rank is two turns ahead, and two halves are enough. A place holds a line of turn t, of one
+// two or more turns before, or zeros: a reader waits for t itself. (Numbers come again after 2^32 - 2 turns, a week of decoding. A
+// place that nothing touched for exactly so long would be taken for new.) tests/kernels/test_all_reduce_protocol.py goes through
+// all orders of the ranks' reads and writes.
 //
-//   lines   16 bytes: two times 4 bytes of data and the turn. 8 bytes arrive whole, so data needs no fence and no flag of its own: one
-//           write and one read over the bus is all. A thread has one line. Twice the bytes.
-//   chunks  4 KiB of data, a fence, then the flag. Half of the blocks send, half receive, so that both directions of the bus are
-//           busy. 16 senders keep up to 64 KiB on the way: PCIe 3's 12 GB/s times a fence's 2 µs are 24 KB.
+// What is sent are lines of 16 bytes, 12 of data and the turn, each written and read by one access: since ld and st of .b128 with
+// .relaxed are single operations of the memory model (PTX ISA 8.3, from sm_70 on), data that comes with the right turn is right. No
+// fence, no separate flag: one write and one read over the bus is all that a line waits for. A thread sends all its lines before it
+// looks for others'.
 //
-// Bytes over a GPU's bus: sent copies * B, received (R - 1) B; with lines twice that.
+// Over a bus a look that comes too early is not free: it takes the room of one that would succeed. With many lines all first
+// looks would be a little too early and the bus carry everything twice, so a warp looks for its last line alone, then for all.
+//
+// Chunks of 4 KiB with a fence and one flag each, sent and received by different blocks, carry fewer bytes, but a fence under load
+// takes 3 to 6 µs: on two H200s they took 27 µs where lines would have taken 10 (docs/log.md).
+//
+// Bytes over a GPU's bus: sent 4/3 copies * B, received 4/3 (R - 1) B.
 //
 // A rank that is dead must not hold the others for ever: after limit_ns of waiting the kernel stops with an assertion that names
 // the rank, which makes the next synchronization fail. Blocks wait for other GPUs' blocks only, which send before they wait, and
@@ -49,42 +55,60 @@ struct Patience {
   }
 };
 
+__device__ const char kLate[kMaxRanks][64] = {
+    "all-reduce: rank 0 did not answer within the time limit",
+    "all-reduce: rank 1 did not answer within the time limit",
+    "all-reduce: rank 2 did not answer within the time limit",
+    "all-reduce: rank 3 did not answer within the time limit",
+    "all-reduce: rank 4 did not answer within the time limit",
+    "all-reduce: rank 5 did not answer within the time limit",
+    "all-reduce: rank 6 did not answer within the time limit",
+    "all-reduce: rank 7 did not answer within the time limit",
+};
+
 // An assertion's text is told even though the kernel ends there; what printf wrote is not. One thread tells; the kernel has failed
 // with it, whatever the others do.
 __device__ inline void report_late(const ReduceArgs &args, int rank) {
   if (args.late) {
     *static_cast<volatile int *>(args.late) = rank + 1;
-    return;
+  } else if (atomicExch(args.turns + kReduceBlocks, 0u) != 0) {
+    __assert_fail(kLate[rank], __FILE__, __LINE__, __func__);
   }
-  if (atomicExch(args.turns + kReduceBlocks, 0u) == 0) return;
-#define VOLTSERVE_LATE(R) assert(rank != R && "all-reduce: rank " #R " did not answer within the time limit")
-  VOLTSERVE_LATE(0);
-  VOLTSERVE_LATE(1);
-  VOLTSERVE_LATE(2);
-  VOLTSERVE_LATE(3);
-  VOLTSERVE_LATE(4);
-  VOLTSERVE_LATE(5);
-  VOLTSERVE_LATE(6);
-  VOLTSERVE_LATE(7);
-#undef VOLTSERVE_LATE
 }
 
-// Reads and writes that the whole machine sees, 8 bytes of them whole.
-__device__ inline void put(void *to, const ulonglong2 &value) {
-  asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};" ::"l"(to), "l"(value.x), "l"(value.y) : "memory");
+// A line, as the whole machine sees it.
+struct Line {
+  uint32_t words[3], turn;
+};
+
+__device__ inline void put(void *to, const Line &line) {
+  const uint64_t low = line.words[0] | static_cast<uint64_t>(line.words[1]) << 32;
+  const uint64_t high = line.words[2] | static_cast<uint64_t>(line.turn) << 32;
+  asm volatile(
+      "{\n\t.reg .b128 line;\n\tmov.b128 line, {%1, %2};\n\tst.relaxed.sys.global.b128 [%0], line;\n\t}" ::"l"(to), "l"(low), "l"(high)
+      : "memory");
 }
-__device__ inline ulonglong2 get(const void *from) {
-  ulonglong2 value;
-  asm volatile("ld.relaxed.sys.global.v2.u64 {%0, %1}, [%2];" : "=l"(value.x), "=l"(value.y) : "l"(from) : "memory");
-  return value;
+
+__device__ inline Line get(const void *from) {
+  uint64_t low, high;
+  asm volatile("{\n\t.reg .b128 line;\n\tld.relaxed.sys.global.b128 line, [%2];\n\tmov.b128 {%0, %1}, line;\n\t}"
+               : "=l"(low), "=l"(high)
+               : "l"(from)
+               : "memory");
+  return {{static_cast<uint32_t>(low), static_cast<uint32_t>(low >> 32), static_cast<uint32_t>(high)},
+          static_cast<uint32_t>(high >> 32)};
 }
-__device__ inline void put_flag(void *to, uint32_t turn) {
-  asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(to), "r"(turn) : "memory");
-}
-__device__ inline uint32_t get_flag(const void *from) {
-  uint32_t turn;
-  asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(turn) : "l"(from) : "memory");
-  return turn;
+
+// The line at `from`, once `rank` has written this turn's.
+__device__ inline Line take(const ReduceArgs &args, const void *from, uint32_t turn, int rank) {
+  Patience patience;
+  while (true) {
+    const Line line = get(from);
+    if (line.turn == turn) return line;
+    if (!patience.over(args)) continue;
+    report_late(args, rank);
+    return line;
+  }
 }
 
 // 4 bytes: two halves or one float.
@@ -112,56 +136,34 @@ struct Word {
   }
 };
 
-// WORDS words from x[first], zeros beyond its end.
-template <class T, int WORDS>
-__device__ inline void load(const ReduceArgs &args, int first, uint32_t (&words)[WORDS]) {
-  constexpr int kNumbers = WORDS * Word<T>::kNumbers;
-  const T *x = static_cast<const T *>(args.x) + first;
-  if (first + kNumbers <= args.count) {
-    if constexpr (WORDS == 2) {
-      const uint2 all = *reinterpret_cast<const uint2 *>(x);
-      words[0] = all.x, words[1] = all.y;
-    } else {
-      const uint4 all = *reinterpret_cast<const uint4 *>(x);
-      words[0] = all.x, words[1] = all.y, words[2] = all.z, words[3] = all.w;
-    }
-    return;
-  }
+// The numbers of x[first], one line's, zeros beyond its end.
+template <class T>
+__device__ inline Line load(const ReduceArgs &args, int first, uint32_t turn) {
+  Line line{{0, 0, 0}, turn};
 #pragma unroll
-  for (int w = 0; w < WORDS; ++w) {
-    words[w] = 0;
-#pragma unroll
-    for (int i = 0; i < Word<T>::kNumbers; ++i) {
-      const int at = w * Word<T>::kNumbers + i;
-      if (first + at >= args.count) continue;
-      if constexpr (sizeof(T) == 2) {
-        words[w] |= static_cast<uint32_t>(__half_as_ushort(x[at])) << 16 * i;
-      } else {
-        words[w] = __float_as_uint(x[at]);
-      }
+  for (int w = 0; w < 3; ++w) {
+    const int at = first + w * Word<T>::kNumbers;
+    const T *x = static_cast<const T *>(args.x) + at;
+    if (at + Word<T>::kNumbers <= args.count) {
+      line.words[w] = *reinterpret_cast<const uint32_t *>(x);
+    } else if (at < args.count) {  // the last half of an odd number of them
+      line.words[w] = *reinterpret_cast<const uint16_t *>(x);
     }
   }
+  return line;
 }
 
 // The sums to y[first]; nothing beyond its end.
-template <class T, int WORDS>
-__device__ inline void store(const ReduceArgs &args, int first, const Word<T> (&sums)[WORDS]) {
-  constexpr int kNumbers = WORDS * Word<T>::kNumbers;
-  T *y = static_cast<T *>(args.y) + first;
-  if (first + kNumbers <= args.count) {
-    if constexpr (WORDS == 2) {
-      *reinterpret_cast<uint2 *>(y) = make_uint2(sums[0].bits(), sums[1].bits());
-    } else {
-      *reinterpret_cast<uint4 *>(y) = make_uint4(sums[0].bits(), sums[1].bits(), sums[2].bits(), sums[3].bits());
-    }
-    return;
-  }
+template <class T>
+__device__ inline void store(const ReduceArgs &args, int first, const Word<T> (&sums)[3]) {
 #pragma unroll
-  for (int w = 0; w < WORDS; ++w) {
-#pragma unroll
-    for (int i = 0; i < Word<T>::kNumbers; ++i) {
-      const int at = w * Word<T>::kNumbers + i;
-      if (first + at < args.count) y[at] = static_cast<T>(sums[w].part[i]);
+  for (int w = 0; w < 3; ++w) {
+    const int at = first + w * Word<T>::kNumbers;
+    T *y = static_cast<T *>(args.y) + at;
+    if (at + Word<T>::kNumbers <= args.count) {
+      *reinterpret_cast<uint32_t *>(y) = sums[w].bits();
+    } else if (at < args.count) {
+      *reinterpret_cast<uint16_t *>(y) = static_cast<uint16_t>(sums[w].bits());
     }
   }
 }
@@ -171,89 +173,43 @@ __device__ inline void store(const ReduceArgs &args, int first, const Word<T> (&
 __device__ inline void end_turn(const ReduceArgs &args, uint32_t turn) {
   __syncthreads();  // all threads have read it
   const uint32_t next = turn == ~0u ? 2 : turn + 1;  // odd and even still alternate; 0 is what memory holds at first
+#pragma unroll 1
   for (int i = blockIdx.x + gridDim.x * threadIdx.x; i < kReduceBlocks; i += gridDim.x * kReduceThreads) args.turns[i] = next;
 }
 
 template <class T>
-__global__ void __launch_bounds__(kReduceThreads) all_reduce_lines_kernel(const ReduceArgs args) {
-  constexpr int kWords = 2;
-  const uint32_t turn = args.turns[blockIdx.x];
-  const int line = blockIdx.x * kReduceThreads + threadIdx.x, first = line * kWords * Word<T>::kNumbers;
-  const size_t at = (turn & 1) * kSlotHalf + line * kLineBytes;
-  if (first < args.count) {
-    uint32_t own[kWords];
-    load<T>(args, first, own);
-    const uint64_t flag = static_cast<uint64_t>(turn) << 32;
-    for (int copy = 0; copy < args.copies; ++copy) put(args.to[copy] + at, make_ulonglong2(flag | own[0], flag | own[1]));
-
-    Word<T> sums[kWords] = {};
-    for (int rank = 0; rank < args.ranks; ++rank) {
-      ulonglong2 got = make_ulonglong2(own[0], own[1]);
-      if (rank != args.rank) {
-        Patience patience;
-        do {
-          got = get(args.from[rank] + at);
-          if ((got.x ^ flag) >> 32 == 0 && (got.y ^ flag) >> 32 == 0) break;
-          if (!patience.over(args)) continue;
-          report_late(args, rank);
-          break;
-        } while (true);
-      }
-      sums[0].add(static_cast<uint32_t>(got.x));
-      sums[1].add(static_cast<uint32_t>(got.y));
-    }
-    store<T>(args, first, sums);
-  }
-  end_turn(args, turn);
-}
-
-template <class T>
-__global__ void __launch_bounds__(kReduceThreads) all_reduce_chunks_kernel(const ReduceArgs args) {
-  constexpr int kWords = 4, kNumbers = kWords * Word<T>::kNumbers;
+__global__ void __launch_bounds__(kReduceThreads) all_reduce_kernel(const ReduceArgs args) {
+  constexpr int kNumbers = 3 * Word<T>::kNumbers;
   const uint32_t turn = args.turns[blockIdx.x];
   const size_t half = (turn & 1) * kSlotHalf;
-  const int workers = gridDim.x / 2, worker = blockIdx.x % workers;
-  const int chunk_numbers = kNumbers * kReduceThreads, chunks = (args.count + chunk_numbers - 1) / chunk_numbers;
-  const bool sends = blockIdx.x < workers;
-  for (int chunk = worker; chunk < chunks; chunk += workers) {
-    const int first = chunk * chunk_numbers + threadIdx.x * kNumbers;
-    const size_t flag_at = half + kSlotLines + chunk * sizeof(uint32_t);
-    const size_t data_at = half + kSlotLines + kSlotFlags + chunk * kChunkData + threadIdx.x * 16;
-    uint32_t own[kWords] = {};
-    if (first < args.count) load<T>(args, first, own);
-    if (sends) {
-      if (first < args.count) {
-        const auto pair = [&](int w) { return own[w] | static_cast<uint64_t>(own[w + 1]) << 32; };
-        for (int copy = 0; copy < args.copies; ++copy) put(args.to[copy] + data_at, make_ulonglong2(pair(0), pair(2)));
-      }
-      __syncthreads();  // the chunk's writes come before one thread's release
-      // A loop, since ptxas would have every thread wait at the fence of a single predicated store.
+  const int lines = (args.count + kNumbers - 1) / kNumbers, stride = gridDim.x * kReduceThreads, lane = threadIdx.x % 32;
+  const int begin = blockIdx.x * kReduceThreads + threadIdx.x;
+
+  for (int line = begin; line < lines; line += stride) {
+    const Line own = load<T>(args, line * kNumbers, turn);
 #pragma unroll 1
-      for (int copy = threadIdx.x; copy < args.copies; copy += kReduceThreads) put_flag(args.to[copy] + flag_at, turn);
-      continue;
-    }
-    if (threadIdx.x < args.ranks && threadIdx.x != args.rank) {
-      Patience patience;
-      while (get_flag(args.from[threadIdx.x] + flag_at) != turn) {
-        if (!patience.over(args)) continue;
-        report_late(args, threadIdx.x);
-        break;
-      }
-    }
-    __syncthreads();
-    if (first >= args.count) continue;
-    Word<T> sums[kWords] = {};
+    for (int copy = 0; copy < args.copies; ++copy) put(args.to[copy] + half + line * kLineBytes, own);
+  }
+  for (int line = begin; line - lane < lines; line += stride) {  // a warp stays together
+    const size_t at = half + line * kLineBytes;
+    const bool any = line < lines, last = any && (lane == 31 || line == lines - 1);
+    Line own{};
+    if (any) own = load<T>(args, line * kNumbers, turn);
+    Word<T> sums[3] = {};
+#pragma unroll 1
     for (int rank = 0; rank < args.ranks; ++rank) {
-      uint32_t words[kWords] = {own[0], own[1], own[2], own[3]};
+      Line part = own;
       if (rank != args.rank) {
-        const ulonglong2 got = get(args.from[rank] + data_at);
-        words[0] = static_cast<uint32_t>(got.x), words[1] = got.x >> 32;
-        words[2] = static_cast<uint32_t>(got.y), words[3] = got.y >> 32;
+#pragma unroll 1
+        for (int look = args.watch ? 0 : 1; look < 2; ++look) {  // first for the last line, then for all
+          if (look ? any : last) part = take(args, args.from[rank] + at, turn, rank);
+          __syncwarp();
+        }
       }
 #pragma unroll
-      for (int w = 0; w < kWords; ++w) sums[w].add(words[w]);
+      for (int w = 0; w < 3; ++w) sums[w].add(part.words[w]);
     }
-    store<T>(args, first, sums);
+    if (any) store<T>(args, line * kNumbers, sums);
   }
   end_turn(args, turn);
 }

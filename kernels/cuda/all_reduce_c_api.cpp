@@ -7,9 +7,10 @@
 extern "C" {
 
 // Fills `plan`; on a bad problem writes why to `error` and returns 1.
-int voltserve_plan_all_reduce(size_t bytes, int ranks, voltserve::ReducePlan *plan, char *error, size_t error_size) {
+int voltserve_plan_all_reduce(const voltserve::ReduceProblem *problem, voltserve::ReducePlan *plan, char *error,
+                              size_t error_size) {
   try {
-    *plan = voltserve::plan_all_reduce(bytes, ranks);
+    *plan = voltserve::plan_all_reduce(*problem);
     return 0;
   } catch (const std::exception &failure) {
     std::snprintf(error, error_size, "%s", failure.what());

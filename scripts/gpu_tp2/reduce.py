@@ -30,7 +30,7 @@ from scripts.gpu_tp2 import reduce_check
 HIDDEN, LAYERS = 5120, 64  # Qwen3-32B
 TOKENS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 102, 512)
 ROUNDS, CALLS = 9, 64
-SWEPT, SENDERS = (1, 2, 4, 6, 8, 16, 32, 102), (2, 4, 8, 16)
+SWEPT = (1, 2, 3, 4, 6, 8, 16, 32, 102)
 WAYS: dict[str, tuple[Any, dict[str, str]]] = {
     "shared": ("host memory", {"NCCL_P2P_DISABLE": "1"}),
     "peer": ("peer memory", {}),
@@ -73,16 +73,26 @@ def rank_main(rank: int, way: str, arguments: argparse.Namespace, store: Path, r
 
 
 def sweep(ours: AllReduce, library: ReduceLibrary, device: torch.device) -> Iterator[dict[str, Any]]:
-    """Both protocols with several numbers of blocks, from which kernels/cuda/all_reduce_plan.h has its constants."""
+    """Several numbers of blocks, watching or not, from which kernels/cuda/all_reduce_plan.h has its constants."""
     for tokens in SWEPT:
         x = torch.ones(tokens, HIDDEN, dtype=torch.float16, device=device)
-        lines = -(-x.nbytes // (8 * 256))
-        ways = [("lines", lines)] if lines <= BLOCKS else []
-        for protocol, blocks in (*ways, *(("chunks", 2 * senders) for senders in SENDERS)):
-            y = torch.zeros_like(x)
-            launch = library.all_reduce(x, y, *ours.places(), 10.0, protocol, blocks)
-            made = row(f"{protocol} {blocks}", lambda _, launch=launch: launch(), tokens, device)
-            yield made | {"wrong": int((y != ours.ranks).sum())}
+        most = library.plan(x.nbytes).blocks
+        for blocks in sorted({most, *(few for few in (8, 16, 32, BLOCKS) if few < most)}):
+            for watch in (False, True):
+                y = torch.zeros_like(x)
+                launch = library.all_reduce(x, y, *ours.places(), 10.0, blocks, watch)
+                name = f"{blocks} blocks{', watching' * watch}"
+                made = row(name, lambda _, launch=launch: launch(), tokens, device)
+                yield made | {"wrong": int((y != ours.ranks).sum())}
+
+
+def sums_main(rank: int, way: str, arguments: argparse.Namespace, store: Path, results: Any) -> None:
+    """One rank that sums each size once and nothing else, for compute-sanitizer."""
+    torch.cuda.set_device(rank)
+    distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=arguments.ranks)
+    ours = AllReduce(distributed.group.WORLD, torch.device("cuda", rank), WAYS[way][0])
+    sums = list(reduce_check.sums(ours, torch.device("cuda", rank)))
+    results.put((rank, {"sums": len(sums), "wrong_sums": sum(wrong for wrong, _ in sums)}))
 
 
 def dead_main(rank: int, way: str, arguments: argparse.Namespace, store: Path, results: Any) -> None:
@@ -193,6 +203,7 @@ def main() -> None:
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS)
     parser.add_argument("--repeats", type=int, default=100_000, help="of checked calls")
+    parser.add_argument("--sums-only", action="store_true", help="for compute-sanitizer: no graphs, no times, no NCCL")
     parser.add_argument("--library", type=Path, help="the ops, instead of voltserve_kernels'")
     parser.add_argument(
         "--sweep", type=Path, help="libvoltserve_cuda.so: also time protocols and blocks that are not planned"
@@ -215,12 +226,16 @@ def main() -> None:
     }
     for way in arguments.ways:
         try:
-            result["ways"][way] = slower(run(way, rank_main, arguments))
-            if arguments.backend == "nccl":
-                result["ways"][way]["dead_rank"] = run(way, dead_main, arguments)[0]
+            if arguments.sums_only:
+                result["ways"][way] = {"sums_only": list(run(way, sums_main, arguments).values())}
+            else:
+                result["ways"][way] = slower(run(way, rank_main, arguments))
+                if arguments.backend == "nccl":
+                    result["ways"][way]["dead_rank"] = run(way, dead_main, arguments)[0]
         except (RuntimeError, queue.Empty) as error:  # the other way may work
             result["ways"].setdefault(way, {})["error"] = str(error) or f"no answer within {arguments.limit:g} s"
-        arguments.output.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+        finally:
+            arguments.output.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
         print(way, json.dumps(result["ways"][way]), flush=True)
 
 

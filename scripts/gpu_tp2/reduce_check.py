@@ -46,11 +46,11 @@ DEAD_LIMIT = 2.0
 def check(ours: AllReduce, device: torch.device, repeats: int) -> dict[str, Any]:
     """All of it; counts of what is wrong are 0."""
     began = time.perf_counter()
-    sums = list(_sums(ours, device))
+    found = list(sums(ours, device))
     return {
-        "counts_and_dtypes": len(sums),
-        "wrong_sums": sum(wrong for wrong, _ in sums),
-        "other_bits_on_another_rank": sum(differ for _, differ in sums),
+        "counts_and_dtypes": len(found),
+        "wrong_sums": sum(wrong for wrong, _ in found),
+        "other_bits_on_another_rank": sum(differ for _, differ in found),
         "refused": _refused(ours, device),
         "repeats": repeats,
         "wrong_in_repeats": _repeats(ours, device, repeats),
@@ -60,7 +60,7 @@ def check(ours: AllReduce, device: torch.device, repeats: int) -> dict[str, Any]
     }
 
 
-def _sums(ours: AllReduce, device: torch.device) -> Iterator[tuple[int, bool]]:
+def sums(ours: AllReduce, device: torch.device) -> Iterator[tuple[int, bool]]:
     """Elements that lie further from the float64 sum than one rounding, and whether ranks' bits differ."""
     for dtype in (torch.float16, torch.float32):
         for count in COUNTS:

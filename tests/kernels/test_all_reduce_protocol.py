@@ -1,6 +1,7 @@
-"""The all-reduce's protocols (kernels/cuda/all_reduce.cuh) as state machines: every order of the ranks' accesses.
+"""The all-reduce's protocol (kernels/cuda/all_reduce.cuh) as a state machine: every order of the ranks' accesses.
 
-A call's number is its turn. What a place holds is the turn that wrote it: a rank's data differs from turn to turn.
+A call's number is its turn. What a place holds is the turn that wrote it: a rank's data differs from turn to turn, and
+a line's data and turn are written and read together. Two places stand for two lines of different threads.
 """
 
 from __future__ import annotations
@@ -12,17 +13,14 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-FLAG = -1  # a chunk's flag among its places
-
 
 @dataclass(frozen=True)
 class Rules:
     """How a call goes; the kernel's are the defaults."""
 
     ranks: int = 2
-    chunks: bool = False
     halves: int = 2
-    fence: bool = True
+    flags: bool = True  # whether a reader waits for its own turn's line, or takes any that is not empty
 
 
 @dataclass(frozen=True)
@@ -38,36 +36,21 @@ Memory = dict[tuple[int, int, int], int]  # by rank, half, place
 Move = tuple[int, Rank, Memory]
 
 
-def places(rules: Rules, sizes: tuple[int, ...], turn: int) -> set[int]:
-    """What a call of this turn writes."""
-    return set(range(sizes[turn - 1])) | ({FLAG} if rules.chunks else set())
-
-
 def moves(rules: Rules, sizes: tuple[int, ...], ranks: tuple[Rank, ...], memory: Memory) -> Iterator[Move]:
     """What may happen next: one access by one rank. Raises AssertionError where it reads another turn's data."""
     for me, rank in enumerate(ranks):
         if rank.turn > len(sizes):
             continue
-        half, all_places = rank.turn % rules.halves, places(rules, sizes, rank.turn)
-        others = [other for other in range(rules.ranks) if other != me]
-        for place in all_places - rank.written:
-            if place == FLAG and rules.fence and len(rank.written) < len(all_places) - 1:
-                continue
+        half = rank.turn % rules.halves
+        lines = set(range(sizes[rank.turn - 1]))
+        for place in lines - rank.written:
             yield me, replace(rank, written=rank.written | {place}), memory | {(me, half, place): rank.turn}
-        for other, place in itertools.product(others, all_places):
+        others = [other for other in range(rules.ranks) if other != me]
+        for other, place in itertools.product(others, rank.written):  # a thread looks for the lines that it has sent
             held = memory.get((other, half, place), 0)
-            if (other, place) in rank.read:
+            if (other, place) in rank.read or held == 0 or (rules.flags and held != rank.turn):
                 continue
-            if not rules.chunks:  # a thread polls the line that it has written
-                if place not in rank.written or held != rank.turn:
-                    continue
-            elif place == FLAG:
-                if held != rank.turn:
-                    continue
-            else:  # read once all flags have been seen
-                if not {(one, FLAG) for one in others} <= rank.read:
-                    continue
-                assert held == rank.turn, f"turn {rank.turn} read what turn {held} wrote"
+            assert held == rank.turn, f"turn {rank.turn} read what turn {held} wrote"
             yield me, replace(rank, read=rank.read | {(other, place)}), memory
 
 
@@ -80,8 +63,7 @@ def explore(rules: Rules, sizes: tuple[int, ...]) -> int:
         went = False
         for me, moved, memory in moves(rules, sizes, ranks, dict(held)):
             went = True
-            whole = places(rules, sizes, moved.turn)
-            ended = moved.written == whole and len(moved.read) == (rules.ranks - 1) * len(whole)
+            ended = len(moved.read) == (rules.ranks - 1) * sizes[moved.turn - 1]
             after = Rank(moved.turn + 1) if ended else moved  # the stream's next kernel may begin
             state = ((*ranks[:me], after, *ranks[me + 1 :]), frozenset(memory.items()))
             if state not in seen:
@@ -97,30 +79,27 @@ SIZES = [(2, 2, 2, 2), (2, 1, 1, 2, 2), (1, 2, 1, 2)]
 
 
 @pytest.mark.parametrize("sizes", SIZES)
-@pytest.mark.parametrize("chunks", [False, True])
-def test_two_ranks_never_lose_or_mix_up_a_turn(chunks: bool, sizes: tuple[int, ...]) -> None:
-    assert explore(Rules(chunks=chunks), sizes) > 100
+def test_two_ranks_never_lose_or_mix_up_a_turn(sizes: tuple[int, ...]) -> None:
+    assert explore(Rules(), sizes) > 100
 
 
-@pytest.mark.parametrize("chunks", [False, True])
-def test_nor_do_three(chunks: bool) -> None:
-    assert explore(Rules(ranks=3, chunks=chunks), (1, 1, 1)) > 300
+def test_nor_do_three() -> None:
+    assert explore(Rules(ranks=3), (1, 1, 1)) > 300
 
 
 @pytest.mark.parametrize(
     ("broken", "message"),
     [
         (Rules(halves=1), "for ever"),  # a line is overwritten before all have read it
-        (Rules(chunks=True, halves=1), "turn|for ever"),
-        (Rules(chunks=True, fence=False), "turn"),  # the flag overtakes data
+        (Rules(flags=False), "read what turn"),  # one of two turns before is taken for this turn's
     ],
 )
-def test_one_half_or_no_fence_would_not_do(broken: Rules, message: str) -> None:
+def test_one_half_or_no_flags_would_not_do(broken: Rules, message: str) -> None:
     with pytest.raises(AssertionError, match=message):
         explore(broken, SIZES[0])
 
 
-BLOCKS = 32
+BLOCKS = 64
 
 
 def launch(counters: list[int], grid: int, order: list[int], *, own_only: bool = False) -> set[int]:
