@@ -3,7 +3,7 @@
 #   scripts/docker_build.sh gpu     builds with tag and labels; docs/quickstart.md says how to run it
 #
 # The environment of each target is a stage of its own, from which both the compiling stage and the final image start: no
-# compiler for our kernels and no CUDA toolkit reaches the image, and 7 GB of libraries are written once.
+# compiler and no CUDA toolkit reaches the image, and 7 GB of libraries are written once.
 
 # A Debian with Python 3.10–3.13 as python3. Has no effect on what is installed: every package is locked by hash.
 ARG BASE_IMAGE=python:3.12-slim-bookworm
@@ -59,12 +59,8 @@ RUN python -m pip wheel --no-deps --no-build-isolation --wheel-dir /wheels ./ker
 COPY . .
 RUN python -m pip wheel --no-deps --no-build-isolation --wheel-dir /wheels .
 
+# Triton has C compiled at run time where it can. Here it cannot: engine/triton_driver.py does without.
 FROM environment AS gpu-environment
-# Triton compiles a small C launcher for each kernel at run time, and vLLM needs Triton: hence gcc and Python's headers.
-RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev && \
-    headers="$(python3 -c 'import sysconfig; print(sysconfig.get_path("include", "posix_prefix"))')" && \
-    { [ -f "$headers/Python.h" ] || apt-get install -y --no-install-recommends libpython3-dev; } && \
-    rm -rf /var/lib/apt/lists/* /var/cache/apt/*
 RUN --mount=type=bind,from=tools,source=/opt/tools,target=/opt/tools --mount=type=cache,target=/cache/uv \
     --mount=type=bind,source=requirements,target=/src/requirements \
     --mount=type=bind,source=scripts/docker_prune.sh,target=/src/docker_prune.sh \

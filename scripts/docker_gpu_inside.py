@@ -1,22 +1,24 @@
-"""Run by docker_gpu_report.py in a container of the GPU image, as root and without a GPU; prints one JSON object.
+"""Run by docker_gpu_report.py in a container of the GPU image, as root and without a GPU; prints JSON.
 
-What a GPU engine imports is imported for real, against a libcuda.so.1 that has every symbol asked for and can do
-nothing, on a platform that says it is two V100s. So a module that docker_prune.sh should have left is missed here and
-not on a user's machine. Then what Triton compiles with the C compiler at run time is compiled: its driver module and
-one launcher.
+`functions`: those of libcuda that the image's libraries name; of them the report makes a libcuda.so.1 that can do
+nothing. `look`: with that, what a GPU engine imports is imported for real, on a platform that says it is two V100s. So
+a module that docker_prune.sh should have left is missed here and not on a user's machine. And Triton compiles a kernel
+for a V100.
 """
 
+import ctypes
 import importlib
 import json
+import mmap
+import os
 import re
-import subprocess
 import sys
 import sysconfig
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 PACKAGES = Path(sysconfig.get_paths()["purelib"])
-STUB = Path("/usr/lib/x86_64-linux-gnu/libcuda.so.1")
 LOADS = ("vllm/*.so", "vllm/vllm_flash_attn/*.so", "torch/lib/*.so", "voltserve_kernels/*.so")
 
 MODULES = (
@@ -34,18 +36,13 @@ MODULES = (
 )
 
 
-def make_libcuda() -> int:
-    """Writes STUB; returns the number of its functions. Each returns CUDA_ERROR_NO_DEVICE, 100."""
-    libraries = [str(path) for pattern in LOADS for path in PACKAGES.glob(pattern)]
-    undefined = subprocess.run(["nm", "-D", "--undefined-only", *libraries], capture_output=True, text=True, check=True)
-    names = set(re.findall(r" U (cu[A-Z]\w+)", undefined.stdout))
-    triton_driver = (PACKAGES / "triton/backends/nvidia/driver.c").read_text(encoding="utf-8")
-    names |= set(re.findall(r"\b(cu[A-Z]\w+)\(", triton_driver))
-    source = "".join(f"int {name}(void) {{ return 100; }}\n" for name in sorted(names))
-    command = ["gcc", "-w", "-fno-builtin", "-shared", f"-Wl,-soname,{STUB.name}", "-o", str(STUB), "-x", "c", "-"]
-    subprocess.run(command, input=source, text=True, check=True)
-    subprocess.run(["/sbin/ldconfig"], check=True)
-    return len(names)
+def driver_functions() -> list[str]:
+    """The functions of libcuda that the libraries name: a few more than they call."""
+    names: set[bytes] = set()
+    for path in (path for pattern in LOADS for path in PACKAGES.glob(pattern)):
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            names.update(re.findall(rb"\0(cu[A-Z]\w+)(?=\0)", content))
+    return sorted(name.decode() for name in names)
 
 
 def pretend_v100s() -> None:
@@ -82,19 +79,47 @@ def imports() -> dict[str, str]:
     return outcome
 
 
-def triton_compiles() -> dict[str, str]:
-    """What Triton compiles in C at run time, compiled and loaded."""
-    from triton.backends.nvidia import driver
+def compilers() -> list[str]:
+    """Every program in the image that compiles, assembles or links C, C++ or CUDA C++; ptxas is Triton's and stays."""
+    pattern = re.compile(r"(\w+-linux-gnu-)?(gcc|g\+\+|cc|c\+\+|cc1|cc1plus|clang|tcc|ld|as|nvcc|cicc)(-[\d.]+)?")
+    return [
+        str(Path(folder) / name)
+        for top in ("/usr", "/opt", "/bin", "/var")
+        for folder, _, names in os.walk(top)
+        for name in names
+        if pattern.fullmatch(name) and os.access(Path(folder) / name, os.X_OK)
+    ]
 
-    signature = {0: "*fp16", 1: "i32", 2: "fp32"}
-    launcher = driver.compile_module_from_src(
-        src=driver.make_launcher({}, signature, None),
-        name="__triton_launcher",
-        library_dirs=driver.library_dirs(),
-        include_dirs=driver.include_dirs,
-        libraries=driver.libraries,
-    )
-    return {"driver": str(driver.CudaUtils().load_binary), "launcher": str(launcher.launch)}
+
+def triton_without_compiler() -> dict[str, str]:
+    """A kernel compiled for sm_70, and how far a launch of it gets without a GPU."""
+    import triton
+    import triton.language as tl
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from engine import triton_driver
+
+    @triton.jit  # type: ignore[untyped-decorator]
+    def double(x, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+        at = tl.arange(0, BLOCK)
+        tl.store(x + at, 2 * tl.load(x + at, at < n), at < n)
+
+    source = ASTSource(double, {"x": "*fp16", "n": "i32", "BLOCK": "constexpr"}, {"BLOCK": 128})
+    kernel = triton.compile(source, target=GPUTarget("cuda", 70, 32))
+    cuda = triton_driver.Cuda(ctypes.CDLL("libcuda.so.1"))
+    try:
+        triton_driver.Launcher(cuda, source, kernel.metadata)(
+            1, 1, 1, 0, 1, kernel.packed_metadata, None, None, None, None, 1, 128
+        )
+        launched = "launched"
+    except RuntimeError as error:
+        launched = str(error)
+    return {
+        "compiler_for_triton": triton_driver.compiler(os.environ) or "none",
+        "machine_code_for_sm_70": f"{len(kernel.asm['cubin'])} bytes",
+        "launch_without_a_gpu": launched,
+    }
 
 
 def sizes() -> dict[str, int]:
@@ -108,14 +133,18 @@ def sizes() -> dict[str, int]:
     return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
-if __name__ == "__main__":
-    report = {
+def look() -> dict[str, Any]:
+    """All that is found."""
+    found = {
         "python": sys.version.split()[0],
         "versions": {name: version(name) for name in ("vllm", "torch", "triton", "voltserve", "voltserve-kernels")},
         "megabytes_by_package": sizes(),
-        "libcuda_stub_functions": make_libcuda(),
-        "triton_compiles": triton_compiles(),
+        "compilers": compilers(),
+        "triton": triton_without_compiler(),
     }
     pretend_v100s()
-    report["imports"] = imports()
-    print("\n" + json.dumps(report))
+    return {**found, "imports": imports()}
+
+
+if __name__ == "__main__":
+    print("\n" + json.dumps({"functions": driver_functions, "look": look}[sys.argv[1]]()))

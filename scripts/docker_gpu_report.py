@@ -3,7 +3,7 @@
     scripts/docker_build.sh gpu
     .venv/bin/python scripts/docker_gpu_report.py docs/results/docker-2026-11-30.json
 
-Needs no GPU. cuobjdump is that of scripts/fetch_nvcc.sh.
+Needs no GPU, but gcc. cuobjdump is that of scripts/fetch_nvcc.sh.
 """
 
 import argparse
@@ -19,6 +19,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 INSIDE = ROOT / "scripts/docker_gpu_inside.py"
+LIBCUDA = "libcuda.so.1"
 SITE_PACKAGES = "/opt/voltserve/lib/python{}/site-packages"
 # What runs on the GPU when voltserve serves; each must hold machine code for 7.0.
 LIBRARIES = (
@@ -38,6 +39,23 @@ def run(*command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
     if check and done.returncode:
         sys.exit(f"{' '.join(command)}: exit code {done.returncode}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
     return done
+
+
+def look_inside(image: str) -> dict[str, Any]:
+    """What INSIDE finds in the image, with a libcuda whose functions all return CUDA_ERROR_NO_DEVICE, 100."""
+
+    def inside(what: str, *mounts: str) -> Any:
+        volumes = [part for mount in (f"{INSIDE}:/inside.py:ro", *mounts) for part in ("--volume", mount)]
+        command = ["docker", "run", "--rm", "--user", "root", "--env", "HOME=/tmp", *volumes, "--entrypoint", "python"]
+        return json.loads(run(*command, image, "/inside.py", what).stdout.splitlines()[-1])
+
+    functions = inside("functions")
+    with tempfile.TemporaryDirectory() as folder:
+        source, library = Path(folder) / "libcuda.c", Path(folder) / LIBCUDA
+        source.write_text("".join(f"int {name}(void) {{ return 100; }}\n" for name in functions), encoding="ascii")
+        run("gcc", "-w", "-fno-builtin", "-shared", f"-Wl,-soname,{LIBCUDA}", "-o", str(library), str(source))
+        found: dict[str, Any] = inside("look", f"{library}:/usr/lib/x86_64-linux-gnu/{LIBCUDA}:ro")
+    return {**found, "libcuda_stub_functions": len(functions)}
 
 
 def machine_code(cuobjdump: Path, library: Path) -> dict[str, dict[str, int]]:
@@ -77,8 +95,7 @@ def main() -> None:
     found = json.loads(run("docker", "image", "inspect", image).stdout)[0]
     history = run("docker", "history", "--no-trunc", "--format", "{{json .}}", image).stdout.splitlines()
     layers = [(entry["Size"], entry["CreatedBy"]) for entry in map(json.loads, history)]
-    command = ["docker", "run", "--rm", "--user", "root", "-e", "HOME=/tmp", "-v", f"{INSIDE}:/inside.py:ro"]
-    inside = json.loads(run(*command, "--entrypoint", "python", image, "/inside.py").stdout.splitlines()[-1])
+    inside = look_inside(image)
     code = gpu_code(image, ".".join(inside["python"].split(".")[:2]))
     refused = run("docker", "run", "--rm", image, "--model", "/models/quasar-nvfp4", check=False)
     report: dict[str, Any] = {
@@ -95,7 +112,10 @@ def main() -> None:
         **inside,
     }
     arguments.output.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    problems = [f"{name}: {text}" for name, text in report["imports"].items() if text != "imported"]
+    problems = [f"a compiler is left: {path}" for path in inside["compilers"]]
+    if "cuCtxGetCurrent" not in inside["triton"]["launch_without_a_gpu"]:
+        problems.append(f"Triton without a compiler: {inside['triton']}")
+    problems += [f"{name}: {text}" for name, text in report["imports"].items() if text != "imported"]
     problems += [f"{name} has no sm_70" for name, kinds in code.items() if "sm_70" not in kinds["machine code"]]
     if refused.returncode != 2 or "--gpus all" not in refused.stderr:
         problems.append(f"without a GPU: exit code {refused.returncode}: {refused.stderr}")
