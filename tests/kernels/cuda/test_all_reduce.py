@@ -9,6 +9,7 @@ from engine.all_reduce import TRIED
 from kernels.tools.native import LIBRARY
 from kernels.tools.native_all_reduce import BLOCKS, ReduceLibrary
 from kernels.tools.sass_model import Instruction
+from scripts.all_reduce_model import UNWATCHED
 
 LARGEST = 1 << 20
 KERNELS = ["all_reduce_kernel<__half>", "all_reduce_kernel<float>"]
@@ -28,6 +29,11 @@ def test_over_a_bus_many_lines_are_not_all_looked_for_at_once(
     plan = native.plan(size, over_a_bus=over_a_bus)
     assert plan.watch is watch
     assert plan.reason
+
+
+def test_the_model_of_a_v100_watches_from_the_same_size_on(native: ReduceLibrary) -> None:
+    assert not native.plan(UNWATCHED).watch
+    assert native.plan(UNWATCHED + 1).watch
 
 
 def test_every_size_has_blocks_that_are_all_on_the_gpu_at_once(native: ReduceLibrary) -> None:

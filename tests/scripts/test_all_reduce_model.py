@@ -1,0 +1,23 @@
+"""What the model of all-reduces computes."""
+
+from __future__ import annotations
+
+import pytest
+
+from scripts.all_reduce_model import NCCL, OURS, Nccl, Ours
+
+
+def test_nccl_costs_its_fixed_part_and_its_bytes() -> None:
+    assert Nccl(45e-6, 10e9, "").seconds(10_000) == pytest.approx(46e-6)
+
+
+def test_ours_costs_a_kernel_a_way_over_the_bus_and_lines_of_which_a_quarter_is_no_data() -> None:
+    ours = Ours(kernel=3e-6, write=1e-6, read=2e-6, rate=4e9, watched=12_000, source="")
+    assert ours.seconds(3000) == pytest.approx(3e-6 + 1e-6 + 3e-6 + 1e-6)
+    assert ours.seconds(30_000) == pytest.approx(3e-6 + 1e-6 + 5e-6 + 10e-6)
+
+
+@pytest.mark.parametrize("gpu", sorted(NCCL))
+@pytest.mark.parametrize("tokens", [1, 8, 16, 32, 102])
+def test_on_v100s_ours_is_taken_where_it_is_faster(gpu: str, tokens: int) -> None:
+    assert OURS[gpu].seconds(2 * 5120 * tokens) < NCCL[gpu].seconds(2 * 5120 * tokens)
