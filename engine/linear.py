@@ -229,7 +229,7 @@ class QuasarNvfp4LinearMethod(LinearMethodBase):  # type: ignore[misc]  # vLLM's
             where = self._describe(PRE_QUANT_SCALE, member)
             if tuple(loaded.shape) != (input_size,) or not loaded.isfinite().all():
                 raise QuantError(f"{where}: expected {input_size} numbers, got {list(loaded.shape)}", _REMEDY)
-            scale = loaded[own].to(param.dtype)
+            scale = loaded[own].to(param.device, param.dtype)
             if self._pre_quant_members and not torch.equal(param, scale):
                 raise QuantError(
                     f"{where}: expected the values of the members loaded before, got others",

@@ -279,7 +279,7 @@ def pack_experts(codes: torch.Tensor, scales: torch.Tensor, group_size: int) -> 
         if not out:
             out = [_room_for(len(codes), part, whole) for part, whole in zip(packed, (codes, scales), strict=True)]
         for whole, part in zip(out, packed, strict=True):
-            whole[expert].copy_(part)
+            _with_padding(whole[expert]).copy_(_with_padding(part))
     return out[0], out[1]
 
 
@@ -289,6 +289,11 @@ def _room_for(experts: int, part: torch.Tensor, whole: torch.Tensor) -> torch.Te
         return whole if part.shape == whole.shape[1:] else part.new_empty(experts, *part.shape)
     padded = part.new_empty(experts, part.shape[0], part.stride(0))
     return padded.narrow(2, 0, part.shape[1])
+
+
+def _with_padding(view: torch.Tensor) -> torch.Tensor:
+    """All of a matrix of which `view` shows as many columns as count; a layout's bytes may lie in any of them."""
+    return view.as_strided((view.shape[0], max(view.stride(0), view.shape[1])), view.stride())
 
 
 def _drop(*_args: Any, **_options: Any) -> bool:

@@ -310,3 +310,21 @@ def test_experts_that_no_entry_names_are_quantized(as_expert_rank: AsRank, ignor
 def test_experts_ignored_in_part_are_refused(ignore: tuple[str, ...]) -> None:
     with pytest.raises(ValueError, match=rf"{PREFIX}: expected all experts in NVFP4 or all in 16 bits, got \d+ of 12"):
         ignores_experts(ignore, PREFIX, 4)
+
+
+def test_experts_keep_all_that_the_layout_holds_beside_the_columns_that_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On GPUs scales lie tile by tile, so that those of a view's columns lie in any of its rows' bytes."""
+    rows, groups, padded = 32, 5, 8
+    scales = torch.arange(2 * rows * groups, dtype=torch.uint8).reshape(2, rows, groups)
+
+    def pack(codes: torch.Tensor, own: torch.Tensor, _group: int) -> tuple[torch.Tensor, torch.Tensor]:
+        held = torch.zeros(rows, padded, dtype=torch.uint8)
+        held.flatten()[-rows * groups :] = own.flatten()
+        return codes.clone(), held.narrow(1, 0, groups)
+
+    monkeypatch.setattr(torch.ops.voltserve, "nvfp4_pack", pack)
+    codes = torch.zeros(2, rows, 40, dtype=torch.uint8)
+    _, packed = moe.pack_experts(codes, scales, 16)
+    assert packed.shape == scales.shape
+    whole = packed.as_strided((2, rows * padded), (packed.stride(0), 1))
+    assert torch.equal(whole[:, -rows * groups :], scales.flatten(1))
