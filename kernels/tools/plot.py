@@ -82,7 +82,8 @@ def computed(result: dict[str, Any]) -> Figure:
     for layer in dict.fromkeys(row["layer"] for row in rows):
         chosen = [row for row in rows if row["layer"] == layer]
         tokens = [row["m"] for row in chosen]
-        left.plot(tokens, [100 * row["of_read"] for row in chosen], marker="o", label=layer)
+        fused = [row for row in chosen if row["variant"] != "cuBLAS"]
+        left.plot([row["m"] for row in fused], [100 * row["of_read"] for row in fused], marker="o", label=layer)
         right.plot(tokens, [row["tflop_s"] for row in chosen], marker="o", label=layer)
     gpu = result["gpu"]
     left.set(title=f"{gpu['name']}, computed: % of {gpu['read_bytes_s'] / 1e9:.0f} GB/s", ylim=(0, 100))

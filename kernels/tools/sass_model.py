@@ -26,7 +26,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,8 @@ class Gpu:
     read_bytes_s: float  # measured reads, not the data sheet's
     l2_bytes_s: float
     cycles: dict[str, float]
+    copy_bytes_s: float  # read and written bytes both counted
+    cublas_flops: float  # of fp16 products, as others measured it
     registers: int = 65536
     shared_bytes: int = 96 * 1024
     max_warps: int = 64
@@ -57,9 +59,9 @@ _VOLTA = {"fma": 2, "alu": 2, "half": 2, "tensor": 2, "lsu": 10, "other": 1}
 # mma.m16n8k16 is 4096 operations, and 647 TFLOP/s were seen with instructions of this kind.
 _HOPPER = {"fma": 1, "alu": 2, "half": 1, "tensor": 6.5, "lsu": 10, "other": 1}
 GPUS = {
-    "v100-pcie": Gpu("V100 PCIe", 70, 80, 1.38e9, 879e9, 2150e9, _VOLTA),
-    "v100-sxm2": Gpu("V100 SXM2", 70, 80, 1.53e9, 879e9, 2150e9, _VOLTA),
-    "h200": Gpu("H200", 90, 132, 1.95e9, 4483e9, 5500e9, _HOPPER, shared_bytes=227 * 1024),
+    "v100-pcie": Gpu("V100 PCIe", 70, 80, 1.38e9, 879e9, 2150e9, _VOLTA, 822e9, 95e12),
+    "v100-sxm2": Gpu("V100 SXM2", 70, 80, 1.53e9, 879e9, 2150e9, _VOLTA, 822e9, 95e12),
+    "h200": Gpu("H200", 90, 132, 1.95e9, 4483e9, 5500e9, _HOPPER, 3941e9, 647e12, shared_bytes=227 * 1024),
 }
 
 
@@ -77,6 +79,7 @@ class Constants:
 
 
 FITTED = Constants(4.4e-6, 0.52, 0.2)
+DEQUANTIZE_OF_COPY = 0.93  # an H200 measured 0.89-0.97
 MATCHES = {
     "fma": ("FFMA", "FMUL", "FADD", "IMAD"),
     "half": ("HADD2", "HMUL2", "HFMA2"),
@@ -108,6 +111,7 @@ class Instruction:
     address: int
     name: str  # with its modifiers: LDG.E.128.CONSTANT.SYS
     operands: str
+    control: int = 0  # how its warp waits, 21 bits (sass_schedule.py)
 
 
 @dataclass(frozen=True)
@@ -133,6 +137,8 @@ def parse(sass: str) -> dict[str, list[Instruction]]:
             current = functions.setdefault(found[1].strip(), [])
         elif found := re.match(r"\s+/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+ )?\s*([A-Z][A-Z0-9_.]*)\s*([^;]*);", line):
             current.append(Instruction(int(found[1], 16), found[2], found[3]))
+        elif current and (found := re.match(r"\s+/\* 0x([0-9a-f]{16}) \*/$", line)):  # the upper half of its 128 bits
+            current[-1] = replace(current[-1], control=int(found[1], 16) >> 41 & 0x1FFFFF)
     return functions
 
 
@@ -246,6 +252,12 @@ def predict(
     return Prediction(seconds, memory, issue, pipes[pipe], pipe)
 
 
+def predict_dense(gpu: Gpu, m: int, n: int, k: int, group: int) -> tuple[float, float]:
+    """Seconds of dequantizing a weight and of cuBLAS's product: what the plan has for many tokens."""
+    dequantize = n * k * (0.5 + 1 / group + 2) / (gpu.copy_bytes_s * DEQUANTIZE_OF_COPY)
+    return FITTED.fixed_seconds + dequantize, FITTED.fixed_seconds + 2 * m * n * k / gpu.cublas_flops
+
+
 class Model:
     """The kernels of one shared library and the GPU they are for."""
 
@@ -275,6 +287,13 @@ class Model:
 
     def row(self, m: int, n: int, k: int, group: int = 16, memory_side: bool = False) -> dict[str, Any]:
         """The prediction for one problem, as a row of a table."""
+        if self.native.plan(m, n, k, group, self.gpu.arch, self.gpu.processors).path != "fused":
+            dequantize, cublas = predict_dense(self.gpu, m, n, k, group)
+            return {
+                "m": m, "n": n, "k": k, "variant": "cuBLAS", "us": round((dequantize + cublas) * 1e6, 2),
+                "dequantize_us": round(dequantize * 1e6, 2),
+                "tflop_s": round(2 * m * n * k / (dequantize + cublas) / 1e12, 1),
+            }  # fmt: skip
         shape, plan, p = self.predict(m, n, k, group, memory_side)
         weights = n * k * (0.5 + 1 / group)
         return {
@@ -292,7 +311,9 @@ def main() -> None:
     parser.add_argument("--gpu", choices=GPUS, required=True)
     parser.add_argument("--library", type=Path, default=LIBRARY)
     parser.add_argument("--cuda-home", type=Path, required=True, help="what scripts/fetch_nvcc.sh prints")
-    parser.add_argument("--tokens", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64, 128, 512, 1024])
+    parser.add_argument(
+        "--tokens", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64, 128, 512, 768, 1024, 2048, 4096, 8192]
+    )
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
     from scripts.bench_gpu import SHAPES
@@ -303,7 +324,7 @@ def main() -> None:
         print("  ".join(f"{key}={value}" for key, value in row.items()))
     if arguments.output:
         gpu = asdict(model.gpu)
-        what = "time of the fused kernels predicted from their machine code"
+        what = "time of the fused kernels predicted from their machine code; of cuBLAS by its rate"
         result = {
             "what": what, "provenance": "computed", "command": " ".join(sys.argv), "gpu": gpu,
             "constants": asdict(FITTED), "rows": rows,
