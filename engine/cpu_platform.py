@@ -31,6 +31,11 @@ class RecordingCpuPlatform(CpuPlatform):  # type: ignore[misc]  # vLLM's classes
             cpu_ray.use(vllm_config)
 
     @classmethod
+    def get_device_communicator_cls(cls) -> str:
+        """What tells workers of one machine from those of several."""
+        return "engine.cpu_ray.MachineCommunicator"
+
+    @classmethod
     def apply_config_platform_defaults(cls, vllm_config: "VllmConfig") -> None:
         """Has steps recorded unless `--enforce-eager` or a `--compilation-config` says otherwise."""
         from vllm.config import CompilationMode

@@ -1,9 +1,12 @@
-"""Several machines on one, for tests of a cluster: each has its own network, processes, host name and /tmp/ray.
+"""Several machines on one, for tests of a cluster: each has its own network, processes, host name and files of Ray.
 
 A machine is a set of anonymous Linux namespaces, held by one process that dies with the test's. What is in them (Ray,
 engines, network interfaces) goes with it, so nothing is left behind even where pytest itself is killed. All machines
 hang on one switch, a bridge in a namespace of its own, which this machine's firewall rules (Docker's) do not reach.
 Needs root.
+
+Of files, /tmp/ray and /dev/shm are a machine's own. Ray names semaphores after process ids, which come again on every
+machine: with one /dev/shm for all, those of two machines were one, and compiled graphs hung.
 """
 
 from __future__ import annotations
@@ -128,7 +131,8 @@ class Machines:
         folder = self._folder / f"{number}-{name}"
         folder.mkdir(parents=True)
         shared = "/tmp/ray"  # noqa: S108 - where Ray keeps its sockets, whose paths must be short
-        namespaces = Namespaces(name, f"mkdir -p {shared} && mount --bind {folder} {shared}")
+        own = f"mkdir -p {shared} && mount --bind {folder} {shared} && mount -t tmpfs tmpfs /dev/shm"
+        namespaces = Namespaces(name, own)
         first = str(namespaces.first_process)
         switch = str(self._switch.first_process)
         _run("ip", "link", "add", port, "netns", switch, "type", "veth", "peer", "eth0", "netns", first)

@@ -15,7 +15,7 @@ from typing import Any
 from tests.cluster.machines import Machine, Machines
 
 RAY_PORT = 6379
-START_LIMIT_S = 90  # a bound on hangs, not a check of speed
+START_LIMIT_S = 240  # a bound on hangs, not a check of speed
 BIN = Path(sys.prefix) / "bin"
 
 # The head calls a node dead after this many unanswered checks, so that a test need not wait out Ray's 15 s and more.

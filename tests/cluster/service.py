@@ -123,6 +123,7 @@ class Load:
             thread = threading.Thread(target=self._client, args=(index % 2 == 0,), daemon=True)
             thread.start()
             self._threads.append(thread)
+            time.sleep(0.13)  # so that at any moment some have begun to be answered and some have not
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -14,6 +14,7 @@ from tests.cluster.service import ROOT, Load, serving
 from tests.server.conftest import make_model
 
 ANSWER = {"tokens": 12, "first_delay": 0.3, "delay": 0.05}
+BROKEN = ("stream", True, "engine_unavailable")  # a stream that had begun, ended with an error event
 
 
 @pytest.fixture
@@ -38,7 +39,7 @@ def test_a_machine_that_dies_takes_no_request_with_it_that_had_not_begun(
     with serving(cluster, model) as service:
         hosts = service.wait_for_replicas(2)
         assert len(set(hosts)) == 2
-        with Load(service.url, 8, {"model": "m", "prompt": "Hi"}) as load:
+        with Load(service.url, 12, {"model": "m", "prompt": "Hi", "fake": {"tokens": 40}}) as load:
             time.sleep(3)
             assert all(count > 0 for count in service.tokens().values()), "both replicas work"
             victim = next(worker for worker in workers if worker.address == hosts[0])
@@ -46,8 +47,8 @@ def test_a_machine_that_dies_takes_no_request_with_it_that_had_not_begun(
             service.wait_for_replicas(2, "again", but_not_on=victim.address)
             time.sleep(2)
         print(load.summary())
-        assert {(one.kind, one.begun, one.end) for one in load.failed()} <= {("stream", True, "engine_unavailable")}
-        assert len(load.failed()) <= 4, "no more than were under way"
+        assert {(one.kind, one.begun, one.end) for one in load.failed()} == {BROKEN}
+        assert len(load.failed()) <= 6, "no more than were under way there"
         assert any(one.fine for one in load.outcomes[-4:])
 
 
@@ -64,7 +65,7 @@ def test_a_machine_that_is_cut_off_is_left_out_and_taken_back(cluster: RayCluste
             cluster.machines.heal(lost)
             service.wait_for_replicas(2, "after the network is whole again")
         print(load.summary())
-        assert {(one.kind, one.begun, one.end) for one in load.failed()} <= {("stream", True, "engine_unavailable")}
+        assert {(one.kind, one.begun, one.end) for one in load.failed()} <= {BROKEN}
 
 
 def test_a_new_version_of_a_model_comes_without_a_failed_request(
@@ -99,3 +100,18 @@ def test_replicas_come_and_go_with_the_requests(cluster: RayCluster, model: dict
         print(heavy.summary(), light.summary())
         assert not heavy.failed()
         assert not light.failed()
+
+
+def test_a_version_that_does_not_come_up_leaves_the_one_before_serving(
+    cluster: RayCluster, model: dict[str, Any], tmp_path: Path
+) -> None:
+    start(cluster, 2)
+    model["replicas"] = 1
+    with serving(cluster, model) as service:
+        service.wait_for_replicas(1)
+        with Load(service.url, 4, {"model": "m", "prompt": "Hi"}) as load:
+            with pytest.raises(AssertionError, match=r"exit code 1.*does not exist"):
+                service.update(flags={**model["flags"], "model": str(tmp_path / "nowhere")})
+            assert service.ready_on()
+        print(load.summary())
+        assert not load.failed()
