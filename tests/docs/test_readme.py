@@ -35,7 +35,9 @@ def test_the_chinese_readme_keeps_to_the_english_one(of) -> None:  # type: ignor
     assert of(CHINESE) - of(ENGLISH) == set()
 
 
-@pytest.mark.parametrize("name", ["README.md", "README.zh.md", "docs/quickstart.md", "docs/clients.md"])
+@pytest.mark.parametrize(
+    "name", ["README.md", "README.zh.md", "docs/quickstart.md", "docs/clients.md", "docs/cluster.md"]
+)
 def test_every_link_leads_somewhere(name: str) -> None:
     page = ROOT / name
     local = [link for link in re.findall(r"\]\(([^)#]+)", page.read_text(encoding="utf-8")) if "://" not in link]
