@@ -249,6 +249,8 @@ async def run(arguments: argparse.Namespace) -> None:
         return (await engine.collective_rpc(name, args=args))[0]
 
     result["decisions"] = listener.decisions
+    for decision in listener.decisions:  # for `voltserve plan --against`
+        print(json.dumps(decision), flush=True)
     result["load_seconds"] = round(time.perf_counter() - began, 1)
     result["memory"] = await call("voltserve_memory")
     vocabulary = engine.model_config.get_vocab_size()

@@ -43,12 +43,12 @@ def test_every_model_is_compared_in_every_way(tmp_path: Path, monkeypatch: pytes
             if way != missing:
                 (tmp_path / f"{name}.{way}.json").write_text(json.dumps([text(1, 2)]))
     output = tmp_path / "result.json"
-    monkeypatch.setattr(sys, "argv", ["judge.py", str(tmp_path), str(output), "--device", "none"])
+    monkeypatch.setattr(sys, "argv", ["judge.py", str(tmp_path), str(output), *WAYS, "--device", "none"])
     assert judge.main() == (1 if missing else 0)
     assert len(json.loads(output.read_text())["rows"]) == len(MODELS) * len(WAYS)
 
 
 def test_nothing_compared_is_no_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     output = tmp_path / "result.json"
-    monkeypatch.setattr(sys, "argv", ["judge.py", str(tmp_path), str(output), "--device", "none"])
+    monkeypatch.setattr(sys, "argv", ["judge.py", str(tmp_path), str(output), *WAYS, "--device", "none"])
     assert judge.main() == 1
