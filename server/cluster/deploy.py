@@ -18,7 +18,7 @@ import uvloop
 from server import logs, preflight
 from server.cluster.file import ClusterFile, read_cluster
 from server.cluster.manage import need_ray
-from server.cluster.members import Members
+from server.cluster.members import Expected, Members
 from server.config import Settings, load_settings
 from server.engines import OF_AN_ENGINE
 from server.gateway import Gateway
@@ -67,7 +67,7 @@ def deploy(path: Path, arguments: Sequence[str], wanted: Wanted, module: str = E
 
 
 async def _serve(file: ClusterFile, settings: Settings, sock: socket.socket, module: str, *, update: bool) -> int:
-    members = Members(settings, {model.name: model.served for model in file.models})
+    members = Members(settings, {model.name: Expected(model.served, model.least) for model in file.models})
     gateway = Gateway(settings, members.pool, members.gpus)
     members.count_in(gateway.metrics)
     http = http_server(gateway, settings.body_timeout)

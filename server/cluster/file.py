@@ -95,6 +95,11 @@ class Model(_Strict):
         return tuple(str(name) for name in names) if isinstance(names, list) else (str(names),)
 
     @property
+    def least(self) -> int:
+        """How many replicas it has at least, while there is room."""
+        return self.autoscaling.min if self.autoscaling else self.replicas or 1
+
+    @property
     def application(self) -> str:
         """Its Serve application."""
         return f"voltserve-{self.name}"

@@ -13,9 +13,14 @@ STOPPING = 30.0  # seconds beyond the drain in which a replica must have ended
 
 
 def directory_config(file: ClusterFile, module: str = ENGINE_MODULE) -> dict[str, Any]:
-    """What the directory tells gateways and later updates: each model's names and version."""
+    """What the directory tells gateways and later updates: each model's names, fewest replicas, and version."""
     models = [
-        {"name": one.name, "served": list(one.served), "version": version_of(replica_arguments(file, one, module))}
+        {
+            "name": one.name,
+            "served": list(one.served),
+            "least": one.least,
+            "version": version_of(replica_arguments(file, one, module)),
+        }
         for one in file.models
     ]
     return {"models": models}
@@ -39,8 +44,7 @@ def deployment_options(model: Model, extra: int = 0) -> dict[str, Any]:
     }
     if model.per_node is not None:
         options["max_replicas_per_node"] = model.per_node
-    count = model.replicas or 1
-    wanted = model.autoscaling or Autoscaling(min=count, max=count, requests_per_replica=1)
+    wanted = model.autoscaling or Autoscaling(min=model.least, max=model.least, requests_per_replica=1)
     # Also where the number is fixed: Serve takes no figures from replicas, and fails over it, without this.
     options["autoscaling_config"] = {
         "min_replicas": wanted.min + extra,

@@ -3,7 +3,9 @@
 import asyncio
 import contextlib
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -20,22 +22,31 @@ from server.gateway.pool import Pool, Upstream
 from server.supervisor import State, Status
 
 
+@dataclass(frozen=True)
+class Expected:
+    """A model: the names that requests ask for, and its fewest replicas."""
+
+    served: tuple[str, ...]
+    least: int
+
+
 class Members:
-    """Keeps `pool` as the directory says, and a connection to each replica. A model without any replica has a stand-in
-    that is never ready and says why.
+    """Keeps `pool` as the directory says, and a connection to each replica. A model with fewer replicas than it should
+    have also has a stand-in, which is never ready and says so.
 
     Args:
         settings: the gateway's.
-        models: the names that each model is served by, until the directory says more.
+        models: what is expected of each model, until the directory says more.
     """
 
-    def __init__(self, settings: Settings, models: Mapping[str, tuple[str, ...]]) -> None:
+    def __init__(self, settings: Settings, models: Mapping[str, Expected]) -> None:
         self._settings = settings
         self._replicas: dict[str, tuple[Replica, asyncio.Task[None]]] = {}
         self._absent: dict[str, _Absent] = {}
         self._metrics: Metrics | None = None
         self._observers: dict[str, Callable[[Status], None]] = {}
-        self._models: dict[str, tuple[str, ...]] = {}
+        self._models: dict[str, Expected] = {}
+        self._failures: dict[str, str] = {}
         self._set_models(models)
         self.pool = Pool([absent.upstream for absent in self._absent.values()], several=True)
 
@@ -52,10 +63,8 @@ class Members:
         """Takes what the directory knows (`on_ray.directory.Directory.look`). A replica that it has forgotten, but
         that still answers, stays: the directory may have been started anew.
         """
-        self._set_models({one["name"]: tuple(one["served"]) for one in found["models"]})
-        for name, reason in found["failures"].items():
-            if name in self._absent:
-                self._absent[name].say(State.FAILED, f"its last replica: {reason}")
+        self._set_models({one["name"]: Expected(tuple(one["served"]), one["least"]) for one in found["models"]})
+        self._failures = found["failures"]
         listed = {one["id"]: one for one in found["replicas"]}
         for name, (replica, task) in list(self._replicas.items()):
             if name not in listed and not replica.linked:
@@ -76,11 +85,11 @@ class Members:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _set_models(self, models: Mapping[str, tuple[str, ...]]) -> None:
+    def _set_models(self, models: Mapping[str, Expected]) -> None:
         if models == self._models:
             return
         self._models = dict(models)
-        self._absent = {name: _Absent(self._settings, name, served) for name, served in models.items()}
+        self._absent = {name: _Absent(self._settings, name, one.served) for name, one in models.items()}
 
     def _ended(self, name: str, task: "asyncio.Task[None]") -> None:
         """A replica has ended as it was told to."""
@@ -96,10 +105,14 @@ class Members:
             self._observers[replica.name](replica.status)
 
     def _arrange(self) -> None:
-        """Makes the pool of the replicas that have told what they serve, and the stand-ins of models without any."""
+        """Makes the pool of the replicas that have told what they serve, and of stand-ins for those that lack."""
         there = [replica for replica, _ in self._replicas.values() if replica.upstream is not None]
-        served = {replica.address.model for replica in there}
-        absent = [one.upstream for name, one in self._absent.items() if name not in served]
+        counts = Counter(replica.address.model for replica in there)
+        absent = []
+        for name, one in self._absent.items():
+            if counts[name] < self._models[name].least:
+                one.say(counts[name], self._models[name].least, self._failures.get(name, ""))
+                absent.append(one.upstream)
         self.pool.upstreams = (*(replica.upstream for replica in there if replica.upstream), *absent)
         if self._metrics is None:
             return
@@ -113,7 +126,7 @@ class Members:
 
 
 class _Absent:
-    """Stands for a model that has no replica now."""
+    """Stands for the replicas that a model lacks."""
 
     def __init__(self, settings: Settings, name: str, served: tuple[str, ...]) -> None:
         own = settings.model_dump() | {"served_model_name": served}
@@ -121,12 +134,15 @@ class _Absent:
         config = Config(**own, **none, devices=Devices(()), name=name)
         client = httpx.AsyncClient(transport=_Nowhere(), base_url="http://engine")
         self._status = Status(State.STARTING, "", since=time.monotonic(), started_at=time.monotonic())
-        self.say(State.STARTING, "Ray has started no replica of it yet; `voltserve cluster status` says more")
         self.upstream = Upstream(config, client, _no_exchange, lambda: self._status, Admission(1, 0, 1.0))
 
-    def say(self, state: State, reason: str) -> None:
-        """Why there is none."""
+    def say(self, there: int, least: int, failure: str) -> None:
+        """How many there are, of how many, and why the last one failed."""
+        reason = f"{there} of {least} replicas are there; `voltserve cluster status` says what Ray waits for"
+        if failure:
+            reason = f"{there} of {least} replicas are there; the last one: {failure}"
         if reason != self._status.reason:
+            state = State.FAILED if failure else State.STARTING
             self._status = Status(state, reason, since=time.monotonic(), started_at=time.monotonic())
 
 

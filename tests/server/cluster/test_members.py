@@ -1,19 +1,20 @@
 """The gateway's pool, as the directory tells it."""
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import httpx
 
-from server.cluster.members import Members
+from server.cluster.members import Expected, Members
 from server.config import load_settings
 from server.gateway import Gateway
 from tests.server.cluster.nodes import Node, node, until
 from tests.server.conftest import make_model
 
-MODELS = {"m": ("m",), "other": ("other", "too")}
+MODELS = {"m": Expected(("m",), 1), "other": Expected(("other", "too"), 1)}
 
 
 class Here:
@@ -27,9 +28,9 @@ class Here:
         transport = httpx.ASGITransport(self.gateway.app, raise_app_exceptions=False)
         self.client = httpx.AsyncClient(transport=transport, base_url="http://gateway", timeout=60)
 
-    def tell(self, *nodes: Node, models: dict[str, tuple[str, ...]] = MODELS, **failures: str) -> None:
+    def tell(self, *nodes: Node, models: Mapping[str, Expected] = MODELS, **failures: str) -> None:
         """As a look into the directory."""
-        listed = [{"name": name, "served": list(served)} for name, served in models.items()]
+        listed = [{"name": name, **asdict(one)} for name, one in models.items()]
         self.members.take({"models": listed, "replicas": [asdict(one.address) for one in nodes], "failures": failures})
 
     async def health(self) -> tuple[int, dict[str, dict[str, Any]]]:
@@ -55,7 +56,7 @@ async def test_models_without_a_replica_are_known_and_told_why() -> None:
     for model in ("m", "too"):
         refused = await here.ask(model)
         assert refused.status_code == 503
-        assert "Ray has started no replica" in refused.json()["error"]["message"]
+        assert "0 of 1 replicas are there" in refused.json()["error"]["message"]
     assert (await here.ask("unknown")).status_code == 404
     assert (await here.client.get("/v1/models")).status_code == 503
     here.tell(m="GPU 0 has fallen off the bus")
@@ -85,12 +86,15 @@ async def test_replicas_come_share_the_requests_and_go(tmp_path: Path) -> None:
         one.process.kill()
         await until(lambda: ready(here) == ["m-two"], "one is missed")
         assert (await here.ask("m")).status_code == 200
+        here.tell(two, models={**MODELS, "m": Expected(("m",), 2)})
+        _, engines = await here.health()
+        assert "1 of 2 replicas" in engines["m"]["reason"], "that one is missing is told"
         here.tell(two)
         assert 'replica="m-one"' not in await here.metrics()
         assert [one.name for one in here.members.pool.upstreams] == ["m-two", "other"]
 
         two.process.terminate()
         await until(lambda: [one.name for one in here.members.pool.upstreams] == ["m", "other"], "it has ended")
-        here.tell(models={"m": ("m", "new-name"), "third": ("third",)})
+        here.tell(models={"m": Expected(("m", "new-name"), 1), "third": Expected(("third",), 1)})
         assert set((await here.health())[1]) == {"m", "third"}
         await here.members.close()
