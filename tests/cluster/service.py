@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -17,6 +18,7 @@ from typing import Any
 import httpx
 import yaml
 
+from server.machine import command_line, describe_machine, today
 from tests.cluster.ray_nodes import BIN, RayCluster, wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -91,6 +93,16 @@ def serving(
         gateway.kill()  # nsenter's child ends with its machine
 
 
+def report(what: str, **loads: Load) -> None:
+    """Prints what became of the requests, and adds it to the file that CLUSTER_RESULTS names, if it does."""
+    ends = {name: load.summary() for name, load in loads.items()}
+    print(what, ends)
+    if path := os.environ.get("CLUSTER_RESULTS"):
+        entry = {"date": today(), "machine": describe_machine(), "command": command_line(), "seen": what}
+        with Path(path).open("a", encoding="utf-8") as file:
+            file.write(json.dumps({**entry, "requests": ends}) + "\n")
+
+
 @dataclass
 class Outcome:
     """What became of one request: `begun` when its first event had come, `end` the error event's code or `done`."""
@@ -136,9 +148,10 @@ class Load:
         """Those not answered to their end."""
         return [one for one in self.outcomes if not one.fine]
 
-    def summary(self) -> str:
-        """For people."""
-        return str(Counter((one.kind, "begun" if one.begun else "not begun", one.end) for one in self.outcomes))
+    def summary(self) -> dict[str, int]:
+        """How many requests came to which end."""
+        ends = (f"{one.kind}, {'begun' if one.begun else 'not begun'}: {one.end}" for one in self.outcomes)
+        return dict(Counter(ends))
 
     def _client(self, stream: bool) -> None:
         with httpx.Client(timeout=60) as client:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.cluster.machines import Machine
 from tests.cluster.ray_nodes import RayCluster
-from tests.cluster.service import ROOT, Load, serving
+from tests.cluster.service import ROOT, Load, report, serving
 from tests.server.conftest import make_model
 
 ANSWER = {"tokens": 12, "first_delay": 0.3, "delay": 0.05}
@@ -46,7 +46,7 @@ def test_a_machine_that_dies_takes_no_request_with_it_that_had_not_begun(
             cluster.machines.kill(victim)
             service.wait_for_replicas(2, "again", but_not_on=victim.address)
             time.sleep(2)
-        print(load.summary())
+        report("a machine killed under load", all=load)
         assert {(one.kind, one.begun, one.end) for one in load.failed()} == {BROKEN}
         assert len(load.failed()) <= 6, "no more than were under way there"
         assert any(one.fine for one in load.outcomes[-4:])
@@ -64,7 +64,7 @@ def test_a_machine_that_is_cut_off_is_left_out_and_taken_back(cluster: RayCluste
             cluster.wait_for(lost, alive=False)
             cluster.machines.heal(lost)
             service.wait_for_replicas(2, "after the network is whole again")
-        print(load.summary())
+        report("a machine cut off under load and healed", all=load)
         assert {(one.kind, one.begun, one.end) for one in load.failed()} <= {BROKEN}
 
 
@@ -81,7 +81,7 @@ def test_a_new_version_of_a_model_comes_without_a_failed_request(
             time.sleep(2)
             last = time.monotonic()
             time.sleep(3)
-        print(load.summary())
+        report("a new version under load", all=load)
         assert not load.failed()
         assert any("new" not in one.words for one in load.outcomes)
         assert all("new" in one.words for one in load.outcomes if one.began_at > last)
@@ -97,7 +97,7 @@ def test_replicas_come_and_go_with_the_requests(cluster: RayCluster, model: dict
             with Load(service.url, 9, {"model": "m", "prompt": "Hi"}) as heavy:
                 service.wait_for_replicas(3, "under load")
             service.wait_for_replicas(1, "without it")
-        print(heavy.summary(), light.summary())
+        report("scaled from 1 to 3 to 1", heavy=heavy, light=light)
         assert not heavy.failed()
         assert not light.failed()
 
@@ -113,5 +113,5 @@ def test_a_version_that_does_not_come_up_leaves_the_one_before_serving(
             with pytest.raises(AssertionError, match=r"exit code 1.*does not exist"):
                 service.update(flags={**model["flags"], "model": str(tmp_path / "nowhere")})
             assert service.ready_on()
-        print(load.summary())
+        report("a version that does not come up, under load", all=load)
         assert not load.failed()
