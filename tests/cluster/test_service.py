@@ -110,7 +110,7 @@ def test_a_version_that_does_not_come_up_leaves_the_one_before_serving(
     with serving(cluster, model) as service:
         service.wait_for_replicas(1)
         with Load(service.url, 4, {"model": "m", "prompt": "Hi"}) as load:
-            with pytest.raises(AssertionError, match=r"exit code 1.*does not exist"):
+            with pytest.raises(AssertionError, match=r"(?s)exit code 1.*does not exist"):
                 service.update(flags={**model["flags"], "model": str(tmp_path / "nowhere")})
             assert service.ready_on()
         report("a version that does not come up, under load", all=load)
