@@ -16,7 +16,7 @@ import yaml
 
 from quant.atomic import atomic_directory
 from quant.errors import QuantError
-from quant.jsonfile import field, refuse_unknown
+from quant.jsonfile import field, read_object, refuse_unknown, write_object
 from quant.progress import OnProgress, Progress, ignore_progress
 
 MODELS_FOLDER = Path(__file__).parents[1] / "configs" / "models"
@@ -35,6 +35,8 @@ class ModelSource:
     wheel_bytes: int
     gguf: str
     gguf_sha256: str
+    temperature: float
+    top_p: float
 
 
 def known_models() -> tuple[str, ...]:
@@ -50,12 +52,13 @@ def model_source(name: str) -> ModelSource:
     remedy = "Reinstall voltserve"
     data = yaml.safe_load((MODELS_FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))
     refuse_unknown(data, tuple(entry.name for entry in fields(ModelSource)), where, remedy)
-    text = {
-        entry.name: field(data, entry.name, str, where, remedy)
-        for entry in fields(ModelSource)
-        if entry.name != "wheel_bytes"
-    }
-    return ModelSource(**text, wheel_bytes=field(data, "wheel_bytes", int, where, remedy))
+    kinds = {"wheel_bytes": int, "temperature": float, "top_p": float}
+    return ModelSource(
+        **{
+            entry.name: field(data, entry.name, kinds.get(entry.name, str), where, remedy)
+            for entry in fields(ModelSource)
+        }
+    )
 
 
 def fetch_model(name: str, dst: Path, on_progress: OnProgress = ignore_progress) -> None:
@@ -72,7 +75,14 @@ def fetch_model(name: str, dst: Path, on_progress: OnProgress = ignore_progress)
         from quant.gguf_convert import convert_gguf
 
         convert_gguf(gguf, out)
+        _recommend_sampling(model_source(name), out / "generation_config.json")
         on_progress(Progress("converting to safetensors", 1, 1, "model"))
+
+
+def _recommend_sampling(source: ModelSource, path: Path) -> None:
+    """Adds what the model's authors sample with; a server takes it for requests that say nothing of it."""
+    sampling = {"do_sample": True, "temperature": source.temperature, "top_p": source.top_p}
+    write_object(path, {**read_object(path, "Convert the model again"), **sampling})
 
 
 def fetch_gguf(name: str, dst: Path, on_progress: OnProgress = ignore_progress) -> None:

