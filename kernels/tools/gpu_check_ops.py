@@ -23,7 +23,7 @@ from kernels.tools.reference import Canonical, random_activations, random_weight
 Weight = tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]
 # Above the fused kernels' range weights are rounded to fp16 before the product, each by at most 2^-11 of itself.
 DENSE_ALLOWANCE = 60
-FUSED_TOKENS, FUSED_TOKENS_AFTER_VOLTA = 1024, 32  # plan.cpp
+FUSED_TOKENS, FUSED_TOKENS_AFTER_VOLTA = 768, 32  # plan.cpp
 
 
 class Checker(Findings):
@@ -65,7 +65,7 @@ def shapes(c: Checker) -> None:
     """Views, leading dimensions, odd sizes, no tokens, many tokens."""
     for n, k, group in ((1000, 576, 16), (1000, 576, 32), (33, 48, 16)):
         w, weight = c.weight(n, k, group)
-        for m in (1, 2, 3, 4, 5, 8, 16, 32, 33, 200, 1024, 1025, 4096):
+        for m in (1, 2, 3, 4, 5, 8, 16, 32, 33, 200, 768, 769, 4096):
             c.product(f"{n}x{k} g={group} M={m}", random_activations(m, k, c.random), w, weight)
         c.product(f"{n}x{k} three dimensions", random_activations(6, k, c.random).view(2, 3, k), w, weight)
         wide = random_activations(5, 2 * k + 3, c.random)
@@ -122,21 +122,28 @@ def first_calls_in_a_capture(c: Checker, x: torch.Tensor, weight: Weight, expect
 
 
 def experts(c: Checker) -> None:
-    """The grouped op against each expert on its own."""
-    count, n, k, tokens, top_k = 8, 768, 1024, 50, 2
-    members = [c.weight(n, k) for _ in range(count)]
-    packed, scales = (torch.stack([m[1][i] for m in members]) for i in (0, 1))
-    factor = torch.stack([m[1][2] for m in members])
-    x = random_activations(tokens, k, c.random)
+    """The grouped op against each expert on its own: of whole tiles, and of widths that are no tile's multiple."""
+    count, tokens, top_k = 8, 50, 2
     routes = torch.rand(tokens, count, device="cuda", generator=c.random).topk(top_k).indices
-    for block in (8, 16, 32, 64):
-        slots, owners = align(routes, count, block)
-        padded = torch.tensor([len(slots)], dtype=torch.int32, device="cuda")
-        y = c.ops.nvfp4_moe_linear(x, packed, scales, factor, 16, slots, owners, padded, top_k)
-        for expert in range(count):
-            token, choice = (routes == expert).nonzero(as_tuple=True)
-            error, detail = worst_error(y[token * top_k + choice], x[token], members[expert][0].double())
-            c.within("experts", f"block={block} expert {expert}", error, detail)
+    for n, k in ((768, 1024), (320, 80), (80, 160)):
+        members = [c.weight(n, k) for _ in range(count)]
+        packed, scales = (stacked([m[1][i] for m in members]) for i in (0, 1))
+        factor = torch.stack([m[1][2] for m in members])
+        x = random_activations(tokens, k, c.random)
+        for block in (8, 16, 32, 64):
+            slots, owners = align(routes, count, block)
+            padded = torch.tensor([len(slots)], dtype=torch.int32, device="cuda")
+            y = c.ops.nvfp4_moe_linear(x, packed, scales, factor, 16, slots, owners, padded, top_k)
+            for expert in range(count):
+                token, choice = (routes == expert).nonzero(as_tuple=True)
+                error, detail = worst_error(y[token * top_k + choice], x[token], members[expert][0].double())
+                c.within("experts", f"[{n}, {k}] block={block} expert {expert}", error, detail)
+
+
+def stacked(parts: list[torch.Tensor]) -> torch.Tensor:
+    """[E, rows, columns] of E views, with all that the packed layout holds beside the columns that count."""
+    whole = torch.stack([part.as_strided((part.shape[0], part.stride(0)), part.stride()) for part in parts])
+    return whole.narrow(2, 0, parts[0].shape[1])
 
 
 def bad_arguments(c: Checker) -> None:
