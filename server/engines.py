@@ -36,6 +36,8 @@ OF_AN_ENGINE = frozenset(
         *("max-in-flight", "queue-size", "queue-timeout"),
     }
 )
+# Of those, what a gateway to other machines does not take: it judges silence by its own heartbeat-timeout.
+OF_A_FILE = OF_AN_ENGINE - {"heartbeat-timeout"} | {"engines"}
 
 
 class _Strict(BaseModel):

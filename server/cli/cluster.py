@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from server.cli.common import FREE, AsJson, ConfiguredCommand, group, print_json, user_errors
+from server.cli.common import FREE, AsJson, GatewayCommand, group, print_json, user_errors
 
 deploying = group()
 app = group("What runs on the machines of a cluster.")
@@ -13,7 +13,7 @@ app = group("What runs on the machines of a cluster.")
 ConfigFile = Annotated[Path, typer.Option("--config", metavar="FILE", help="Models and replicas (docs/cluster.md).")]
 
 
-@deploying.command(cls=ConfiguredCommand, context_settings=FREE, options_metavar="--config FILE [FLAGS]")
+@deploying.command(cls=GatewayCommand, context_settings=FREE, options_metavar="--config FILE [FLAGS]")
 def deploy(
     ctx: typer.Context,
     config: ConfigFile,

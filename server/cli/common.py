@@ -42,6 +42,8 @@ SETTINGS = {
 class ConfiguredCommand(TyperCommand):
     """A command whose flags are those of `server.config`, which parses them; its help lists them from there."""
 
+    engine_flags = True  # whether it takes those of engines, too
+
     def invoke(self, ctx: click.Context) -> Any:
         """Runs the command. Of a flag that nobody knows, the command's own options are nearer than serve's."""
         from server.config import all_flags
@@ -59,22 +61,33 @@ class ConfiguredCommand(TyperCommand):
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Lists the settings."""
         from server.config import Settings, variable_name
+        from server.engines import OF_A_FILE
 
         fields = {name.replace("_", "-"): field for name, field in Settings.model_fields.items()}
         width = max(len(name) for name in fields) + 2
         for title, names in SETTINGS.items():
             rows = []
             for name in names:
+                if not self.engine_flags and name in OF_A_FILE:
+                    continue
                 field = fields[name]
                 default = f" [{field.default}]" if not field.is_required() and field.default not in ("", ()) else ""
                 rows.append((f"--{name}".ljust(width), f"{field.description}{default}"))
             with formatter.section(title):
                 formatter.write_dl(rows)
+        if not self.engine_flags:
+            return
         formatter.write_paragraph()
         formatter.write_text(
             "Any flag of vLLM 0.19.1's server is passed on to the engine: --max-model-len 8192, --enforce-eager. "
             f"Each flag is also a variable: {variable_name('max-model-len')}=8192."
         )
+
+
+class GatewayCommand(ConfiguredCommand):
+    """One whose engines are configured in a file."""
+
+    engine_flags = False
 
 
 # The flags are not Click's to parse: they are vLLM's and ours, and a preset and the environment give them too.

@@ -20,7 +20,7 @@ from server.cluster.file import ClusterFile, read_cluster
 from server.cluster.manage import need_ray
 from server.cluster.members import Expected, Members
 from server.config import Settings, load_settings
-from server.engines import OF_AN_ENGINE
+from server.engines import OF_A_FILE
 from server.gateway import Gateway
 from server.gateway.listener import http_server
 from server.lifetime import BACKLOG, Signals, allow_many_files, first_done
@@ -57,7 +57,7 @@ def deploy(path: Path, arguments: Sequence[str], wanted: Wanted, module: str = E
     """
     file = read_cluster(path)
     need_ray()
-    settings = load_settings(arguments, os.environ, str(path), OF_AN_ENGINE - {"heartbeat-timeout"} | {"engines"})
+    settings = load_settings(arguments, os.environ, str(path), OF_A_FILE)
     logs.configure(settings.log_level, settings.log_format)
     if not wanted.gateway:
         return uvloop.run(_update(file, module))
@@ -140,7 +140,11 @@ async def _child(module: str) -> AsyncIterator[asyncio.subprocess.Process]:
     """A Python process of ours that talks to Ray; it ends with this block."""
     pipe = asyncio.subprocess.PIPE
     child = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", module), stdin=pipe, stdout=pipe, limit=MAX_LINE
+        *(sys.executable, "-m", module),
+        stdin=pipe,
+        stdout=pipe,
+        limit=MAX_LINE,
+        start_new_session=True,  # Ctrl-C is for the gateway, which ends its children in its time
     )
     try:
         yield child

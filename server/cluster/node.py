@@ -67,6 +67,7 @@ async def _run(host: str, arguments: Mapping[str, Any]) -> int:
         os.environ.pop("CUDA_VISIBLE_DEVICES", None)
     os.environ.update(arguments["env"])
     config = config_of(arguments)
+    logs.configure(config.log_level, config.log_format)
     decisions = (*config.decisions, *overridden(config), *preflight.check(config))
     allow_many_files()
     with runtime_folder() as runtime:
