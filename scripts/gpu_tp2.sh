@@ -48,19 +48,16 @@ reduce() {
 }
 
 # mma.m8n8k4, with which a V100 multiplies 2 to 1024 tokens, is emulated after Volta: rates above one stream are no V100's.
+# All-reduces by our kernel and by NCCL, in one engine each for shared and for peer memory; then eager steps.
+speed() {
+  NCCL_P2P_DISABLE=1 speed_of speed-shared --only-graphs && speed_of speed-peer --only-graphs && NCCL_P2P_DISABLE=1 speed_of speed-eager --eager
+}
 # speed_of NAME FLAG…
 speed_of() {
   [[ -f $BIG/config.json ]] || step 120 big python3 scripts/gpu_e2e/synthetic.py qwen3-32b "$BIG" --device cuda || return 1
   local name=$1; shift
-  step "${SPEED_LIMIT:-200}" "$name" python3 scripts/gpu_e2e/measure.py "$BIG" "$OUT/$name.json" --ranks 2 --ways kernels --tokens 32 "$@"
+  step "${SPEED_LIMIT:-200}" "$name" python3 scripts/gpu_e2e/measure.py "$BIG" "$OUT/$name.json" --ranks 2 --ways kernels nccl --tokens 32 "$@"
   grep "'way'" "$OUT/$name.log"
-}
-# All-reduces by NCCL, through peer memory and through shared memory, and by our own kernel; eagerly by our own.
-speed() {
-  speed_of speed-peer --only-graphs --nccl
-  NCCL_P2P_DISABLE=1 speed_of speed-shared --only-graphs --nccl
-  NCCL_P2P_DISABLE=1 speed_of speed-own --only-graphs
-  NCCL_P2P_DISABLE=1 speed_of speed-own-eager --eager
 }
 
 for name in "$@"; do

@@ -32,6 +32,7 @@ import torch
 from served import listen_for_decisions
 from synthetic import SHAPES
 from torch.nn import functional
+from vllm.distributed.parallel_state import get_tp_group
 
 from engine import recording
 from engine.graph_check import GraphSwitch
@@ -46,15 +47,22 @@ class Bench(GraphSwitch):
     device: Any
 
     def voltserve_way(self, way: str) -> int:
-        """From now on multiplies by `kernels` or `reference`, in graphs captured anew; returns how many layers do."""
+        """From now on multiplies by `kernels` or `reference`, in graphs captured anew; returns how many layers do.
+
+        `nccl`: by kernels, with NCCL's all-reduces in place of ours.
+        """
         methods = [
             module.quant_method
             for module in self.model_runner.get_model().modules()
             if isinstance(getattr(module, "quant_method", None), QuasarNvfp4LinearMethod)
         ]
-        product = torch.ops.voltserve.nvfp4_linear.default if way == "kernels" else dequantize_and_multiply
+        product = dequantize_and_multiply if way == "reference" else torch.ops.voltserve.nvfp4_linear.default
         for method in methods:
             method._product = product
+        communicator = get_tp_group().device_communicator
+        if communicator is not None:  # one rank has none
+            self._own_all_reduce = getattr(self, "_own_all_reduce", communicator._ours)
+            communicator._ours = None if way == "nccl" else self._own_all_reduce
         if self.voltserve_captured_sizes():
             self.voltserve_use_graphs(True)
             self.model_runner.model.clear_graphs()
@@ -271,7 +279,7 @@ async def run(arguments: argparse.Namespace) -> None:
         await call("voltserve_use_graphs", graphs)
         await measure(engine, 2, arguments.prompt, 4, vocabulary, seed := seed + 1)  # compiles what is compiled late
         # Eager steps of the reference way wait for the host as ours do: one row shows it.
-        for streams in arguments.streams if graphs or way == "kernels" else arguments.streams[:1]:
+        for streams in arguments.streams if graphs or way != "reference" else arguments.streams[:1]:
             row = await measure(engine, streams, arguments.prompt, arguments.tokens, vocabulary, seed := seed + 1)
             result["rows"].append({"way": way, "graphs": graphs} | row)
             print(result["rows"][-1], flush=True)
@@ -317,7 +325,7 @@ def of_texts(likelihoods: dict[str, torch.Tensor]) -> dict[str, dict[str, float]
     found: dict[str, dict[str, float]] = {
         "perplexity": {way: float((-log.mean()).exp()) for way, log in likelihoods.items()}
     }
-    if len(likelihoods) == 2:
+    if {"kernels", "reference"} <= likelihoods.keys():
         found["agreement"] = agreement(likelihoods["kernels"], likelihoods["reference"])
         print(found["agreement"], flush=True)
     return found
@@ -367,8 +375,11 @@ def main() -> None:
     parser.add_argument("--nccl", action="store_true", help="for every all-reduce")
     parser.add_argument("--library", type=Path)
     parser.add_argument("--ranks", type=int, default=1, help="tensor-parallel GPUs")
-    parser.add_argument("--ways", nargs="+", choices=("kernels", "reference"), default=["kernels", "reference"])
-    asyncio.run(run(parser.parse_args()))
+    parser.add_argument("--ways", nargs="+", choices=("kernels", "reference", "nccl"), default=["kernels", "reference"])
+    arguments = parser.parse_args()
+    if arguments.eager and "reference" in arguments.ways:
+        parser.error("--eager: expected --ways without reference, since a recorded step keeps how it multiplies")
+    asyncio.run(run(arguments))
 
 
 if __name__ == "__main__":
