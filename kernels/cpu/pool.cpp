@@ -25,7 +25,9 @@ class Pool {
   int threads() const { return threads_; }
 
   void run(int64_t size, int64_t grain, Share share, const void* context) {
-    const int64_t shares = std::min<int64_t>(threads_ * kSharesPerThread, (size + grain - 1) / grain);
+    // As many for each thread: of five equal shares, one of two threads would do three.
+    const int64_t each = std::min<int64_t>(kSharesPerThread, ((size + grain - 1) / grain + threads_ - 1) / threads_);
+    const int64_t shares = std::min<int64_t>(threads_ * each, size);
     share_ = share;
     context_ = context;
     size_ = size;

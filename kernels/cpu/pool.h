@@ -23,8 +23,9 @@ inline int64_t grain(int64_t multiplications) {
 
 using Share = void (*)(const void* context, int64_t begin, int64_t end);
 
-// Calls share(context, begin, end) for ranges that cover 0..size, each of at least `grain` but the last, on several threads
-// at once, and returns when all are done. Where another thread of the process is in here already, the caller works alone.
+// Calls share(context, begin, end) for ranges that cover 0..size, about as many for each thread and of about `grain` at least,
+// on several threads at once, and returns when all are done. Up to `grain` in all, and where another thread of the process is
+// in here already, the caller works alone.
 void run_parallel(int64_t size, int64_t grain, Share share, const void* context);
 
 template <class Function>
