@@ -112,6 +112,12 @@ def _uncompiled(original: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
+def _by_candidates(original: Callable[..., Any]) -> Callable[..., Any]:
+    from engine import cpu_sampling
+
+    return cpu_sampling.by_candidates(original)
+
+
 def is_loopback(hostname: str) -> bool:
     """Whether `hostname` is a loopback address or `localhost`."""
     try:
@@ -147,5 +153,14 @@ MANIFEST = (
         make=_uncompiled,
         reason="a CPU engine compiles it at the first sampled request, which takes seconds, or dies without a compiler",
         drop_when="vLLM compiles it with the platform's simple_compile_backend, as it does log probabilities",
+    ),
+    Patch(
+        target="vllm.v1.sample.ops.topk_topp_sampler:apply_top_k_top_p_pytorch",
+        distribution="vllm",
+        version="0.19.1",
+        fingerprint="d6bcc4924866e6b9b049a7a908d77a07d396fa38d1bdb5334fc98ac55067365e",
+        make=_by_candidates,
+        reason="it sorts the vocabulary for each token, which costs a small model on a CPU half a step",
+        drop_when="vLLM's CPU sampler finds what top-p keeps without sorting",
     ),
 )

@@ -1,0 +1,60 @@
+"""Top-p without sorting the vocabulary, for CPUs, where sorting costs a small model half a step for each request.
+
+What top-p keeps are nearly always a few tokens, so the likeliest are looked at. Where they do not decide it, vLLM does.
+"""
+
+from collections.abc import Callable
+from functools import wraps
+
+import torch
+
+CANDIDATES = 1024  # finding these among 49,152 takes a tenth of sorting all
+
+Mask = Callable[..., torch.Tensor]
+
+
+def by_candidates(original: Mask) -> Mask:
+    """Stands in for vLLM's `apply_top_k_top_p_pytorch`."""
+
+    @wraps(original)
+    def apply(
+        logits: torch.Tensor, k: torch.Tensor | None, p: torch.Tensor | None, allow_cpu_sync: bool = False
+    ) -> torch.Tensor:
+        lowest = None if p is None or logits.device.type != "cpu" else lowest_kept(logits, k, p)
+        if lowest is None:
+            return original(logits, k, p, allow_cpu_sync)
+        return logits.masked_fill_(logits < lowest, -torch.inf)
+
+    return apply
+
+
+def lowest_kept(logits: torch.Tensor, k: torch.Tensor | None, p: torch.Tensor) -> torch.Tensor | None:
+    """The lowest logit [B, 1] that top-k and top-p leave of each row; None where the likeliest do not decide it.
+
+    Top-p keeps a token if those likelier than it have less than p of the probability among what top-k leaves. Of tokens
+    with the lowest logit vLLM keeps some, here all stay.
+
+    Args:
+        logits: float32 [B, V].
+        k: [B], V for a row without top-k.
+        p: [B], 1 for a row without top-p.
+    """
+    vocabulary = logits.shape[1]
+    candidates = logits.topk(min(CANDIDATES, vocabulary), dim=1).values  # the highest first
+    count = candidates.shape[1]
+    lowest = torch.full_like(candidates[:, :1], -torch.inf)
+    total = logits.logsumexp(1, keepdim=True)
+    if k is not None:
+        limited = (k < vocabulary)[:, None]
+        if (limited[:, 0] & (k > count)).any():
+            return None
+        last = k.clamp(max=count).long()[:, None] - 1
+        lowest = torch.where(limited, candidates.gather(1, last), lowest)
+        candidates = candidates.masked_fill(candidates < lowest, -torch.inf)
+        total = torch.where(limited, candidates.logsumexp(1, keepdim=True), total)
+    probabilities = (candidates - total).exp()
+    kept = (probabilities.cumsum(1) - probabilities < p[:, None]).sum(1, keepdim=True)
+    limited = (p < 1)[:, None]
+    if count < vocabulary and (limited & (kept == count)).any():
+        return None
+    return torch.where(limited, torch.maximum(lowest, candidates.gather(1, kept - 1)), lowest)
