@@ -24,6 +24,7 @@ import statistics
 import subprocess
 import sys
 import time
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -122,8 +123,8 @@ def dequantize_and_multiply(
     return functional.linear(x, weight, bias)
 
 
-async def stream(engine: Any, prompt: list[int], tokens: int, name: str) -> list[float]:
-    """When each token came, in seconds since the request."""
+async def stream(engine: Any, prompt: list[int], tokens: int, name: str) -> tuple[list[float], list[int]]:
+    """When each token came, in seconds since the request, and the tokens."""
     from vllm.inputs import TokensPrompt
     from vllm.sampling_params import RequestOutputKind, SamplingParams
 
@@ -136,20 +137,23 @@ async def stream(engine: Any, prompt: list[int], tokens: int, name: str) -> list
     )
     began = time.perf_counter()
     times: list[float] = []
+    text: list[int] = []
     async for output in engine.generate(TokensPrompt(prompt_token_ids=prompt), params, name):
         times += [time.perf_counter() - began] * len(output.outputs[0].token_ids)
-    return times
+        text += output.outputs[0].token_ids
+    return times, text
 
 
 async def measure(engine: Any, streams: int, prompt: int, tokens: int, vocabulary: int, seed: int) -> dict[str, Any]:
-    """Rates while all streams decode, and times to the first token."""
+    """Rates while all streams decode, times to the first token, and a checksum of the greedy texts."""
     random = torch.Generator().manual_seed(seed)
     prompts = torch.randint(3, vocabulary, (streams, prompt), generator=random).tolist()
     began = time.perf_counter()
-    all_times = await asyncio.gather(
+    outputs = await asyncio.gather(
         *(stream(engine, ids, tokens, f"{seed}-{index}") for index, ids in enumerate(prompts))
     )
     wall = time.perf_counter() - began
+    all_times = [times for times, _ in outputs]
     last_first = max(times[0] for times in all_times)
     first_last = min(times[-1] for times in all_times)
     steady = sum(sum(last_first < moment <= first_last for moment in times) for times in all_times)
@@ -160,6 +164,7 @@ async def measure(engine: Any, streams: int, prompt: int, tokens: int, vocabular
         "total_tokens_s": round(streams * tokens / wall, 2),
         "step_ms_median": round(1e3 * statistics.median(steps), 3),
         "first_token_ms_median": round(1e3 * statistics.median(times[0] for times in all_times), 1),
+        "texts_crc32": zlib.crc32(json.dumps([text for _, text in outputs]).encode()),
     }
 
 
