@@ -1,14 +1,23 @@
 """What an all-reduce costs two GPUs, computed: ours (kernels/cuda/all_reduce.cuh) and NCCL's.
 
-    ours    kernel + write + 1.5 read (+ read, where a warp watches its last line first) + 4/3 bytes / rate
+    python scripts/all_reduce_model.py docs/results/all-reduce-h200-DATE.json --output F.json
+
+    ours    kernel + write + 1.5 read + 4/3 bytes / rate
     NCCL    latency + bytes / rate
 
-A look that comes too early costs half of one more on average, hence 1.5 read. Lines carry 12 bytes in 16.
+A look that comes too early costs half of one more on average, hence 1.5 read. Lines carry 12 bytes in 16. The command
+sets the model with an H200's constants beside the times of scripts/gpu_tp2/reduce.py there, and writes what it makes of
+two V100s.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import argparse
+import json
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -32,31 +41,75 @@ class Ours:
     write: float  # until others can read what was written
     read: float  # of where the ranks meet
     rate: float
-    watched: int  # bytes from which a warp watches its last line first; 0: never
     source: str
 
     def seconds(self, size: int) -> float:
         """Of an all-reduce of `size` bytes of each rank."""
-        reads = 2.5 if self.watched and size > self.watched else 1.5
-        return self.kernel + self.write + reads * self.read + 4 / 3 * size / self.rate
+        return self.kernel + self.write + 1.5 * self.read + 4 / 3 * size / self.rate
 
 
-UNWATCHED = 12 << 10  # kernels/cuda/all_reduce_plan.h's kUnwatchedData
 OURS = {
     "v100-pcie": Ours(
-        3e-6, 1.0e-6, 1.3e-6, 11e9, UNWATCHED,
+        3e-6, 1.0e-6, 1.3e-6, 9e9,
         "a kernel as long as all short ones; a hop over PCI 1.0 us (LL in NCCL's src/graph/tuning.cc); a load 1.3 us, "
-        "stated (an H200's: 1.2, fitted); 12 GB/s over PCIe 3 x16, which loads of cache lines nearly reach (EMOGI, "
-        "arXiv 2006.06890), less the requests of the other direction; each card has a root port of its own",
+        "stated; PCIe 3 x16 moves 12 GB/s one way, which loads of cache lines nearly reach (EMOGI, arXiv 2006.06890): "
+        "three quarters of it with both ways busy, stated; each card has a root port of its own",
     ),
     "v100-sxm2": Ours(
-        3e-6, 0.6e-6, 0.3e-6, 45e9, 0,
+        3e-6, 0.6e-6, 0.3e-6, 45e9,
         "likewise; a hop over NVLink 0.6 us (the same file); a load of the card's own L2; two links of 25 GB/s",
     ),
-    "h200-pcie": Ours(1.9e-6, 0.6e-6, 1.2e-6, 50e9, UNWATCHED, "PCIe 5 x16; fitted to the times of one token"),
-    "h200-nvlink": Ours(1.9e-6, 0.6e-6, 0.0, 400e9, 0, "NVLink of an H200; fitted to the time of one token"),
 }  # fmt: skip
 NCCL = {
     "v100-pcie": Nccl(45e-6, 8e9, "through host memory: 30 to 60 us seen by others; PCIe 3 x16 there and back"),
     "v100-sxm2": Nccl(15e-6, 45e9, "over NVLink between two cards: 10 to 20 us usual; two links of 25 GB/s"),
 }
+# By the ways of scripts/gpu_tp2/reduce.py.
+H200 = {
+    "shared": Ours(1.9e-6, 0.5e-6, 0.65e-6, 27e9, "PCIe 5 x16, fitted"),
+    "peer": Ours(1.9e-6, 0.6e-6, 0.1e-6, 220e9, "NVLink, fitted"),
+}
+
+
+def check(measured: dict[str, Any]) -> list[dict[str, Any]]:
+    """Measured times in graphs beside the model's, in microseconds."""
+    rows = []
+    for way, model in H200.items():
+        for row in measured["ways"][way]["rows"]:
+            if row["way"] == "ours":
+                computed = round(1e6 * model.seconds(row["bytes"]), 2)
+                ratio = round(computed / row["us_in_a_graph"], 2)
+                rows.append({"way": way, "tokens": row["tokens"], "measured_us": row["us_in_a_graph"]}
+                            | {"computed_us": computed, "computed_by_measured": ratio})  # fmt: skip
+    return rows
+
+
+def main() -> None:
+    """Prints and writes the comparison, and the V100s' times."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("measured", type=Path)
+    parser.add_argument("--output", type=Path, required=True)
+    arguments = parser.parse_args()
+    tokens = (1, 8, 16, 32)
+    v100 = [
+        {"gpu": gpu, "tokens": many, "ours_us": round(1e6 * OURS[gpu].seconds(10240 * many), 1)}
+        | {"nccl_us": round(1e6 * NCCL[gpu].seconds(10240 * many), 1)}
+        for gpu in NCCL
+        for many in tokens
+    ]
+    result = {
+        "what": "all-reduces of M x 5120 halves between two GPUs: the model beside an H200's times, and on V100s",
+        "provenance": "computed",
+        "command": " ".join(sys.argv),
+        "constants": {name: asdict(one) for name, one in {**OURS, **H200}.items()},
+        "nccl": {name: asdict(one) for name, one in NCCL.items()},
+        "h200": check(json.loads(arguments.measured.read_text())),
+        "v100": v100,
+    }
+    arguments.output.write_text(json.dumps(result, indent=1) + "\n")
+    for row in [*result["h200"], *v100]:
+        print(row)
+
+
+if __name__ == "__main__":
+    main()

@@ -4,9 +4,9 @@
 
 namespace voltserve {
 
-cudaError_t launch_all_reduce(const ReduceArgs &args, const ReducePlan &plan, cudaStream_t stream) {
+cudaError_t launch_all_reduce(const ReduceArgs &args, int blocks, cudaStream_t stream) {
   const auto kernel = args.half ? all_reduce_kernel<__half> : all_reduce_kernel<float>;
-  kernel<<<plan.blocks, kReduceThreads, 0, stream>>>(args);
+  kernel<<<blocks, kReduceThreads, 0, stream>>>(args);
   return cudaGetLastError();
 }
 

@@ -20,11 +20,9 @@
 // fence, no separate flag: one write and one read over the bus is all that a line waits for. A thread sends all its lines before it
 // looks for others'.
 //
-// Over a bus a look that comes too early is not free: it takes the room of one that would succeed. With many lines all first
-// looks would be a little too early and the bus carry everything twice, so a warp looks for its last line alone, then for all.
-//
-// Chunks of 4 KiB with a fence and one flag each, sent and received by different blocks, carry fewer bytes, but a fence under load
-// takes 3 to 6 µs: on two H200s they took 27 µs where lines would have taken 10 (docs/log.md).
+// Tried on two H200s and left out: chunks of 4 KiB with a fence and one flag each, which carry fewer bytes but wait 3 to 6 µs for a
+// fence under load (docs/results/all-reduce-h200-chunks-2026-11-30.json: 27 µs where lines take 8); and warps that look for their
+// last line before the others, lest looks that come too early fill the bus: one more way over it, and nothing gained.
 //
 // Bytes over a GPU's bus: sent 4/3 copies * B, received 4/3 (R - 1) B.
 //
@@ -182,7 +180,7 @@ __global__ void __launch_bounds__(kReduceThreads) all_reduce_kernel(const Reduce
   constexpr int kNumbers = 3 * Word<T>::kNumbers;
   const uint32_t turn = args.turns[blockIdx.x];
   const size_t half = (turn & 1) * kSlotHalf;
-  const int lines = (args.count + kNumbers - 1) / kNumbers, stride = gridDim.x * kReduceThreads, lane = threadIdx.x % 32;
+  const int lines = (args.count + kNumbers - 1) / kNumbers, stride = gridDim.x * kReduceThreads;
   const int begin = blockIdx.x * kReduceThreads + threadIdx.x;
 
   for (int line = begin; line < lines; line += stride) {
@@ -190,26 +188,17 @@ __global__ void __launch_bounds__(kReduceThreads) all_reduce_kernel(const Reduce
 #pragma unroll 1
     for (int copy = 0; copy < args.copies; ++copy) put(args.to[copy] + half + line * kLineBytes, own);
   }
-  for (int line = begin; line - lane < lines; line += stride) {  // a warp stays together
+  for (int line = begin; line < lines; line += stride) {
     const size_t at = half + line * kLineBytes;
-    const bool any = line < lines, last = any && (lane == 31 || line == lines - 1);
-    Line own{};
-    if (any) own = load<T>(args, line * kNumbers, turn);
+    const Line own = load<T>(args, line * kNumbers, turn);
     Word<T> sums[3] = {};
 #pragma unroll 1
     for (int rank = 0; rank < args.ranks; ++rank) {
-      Line part = own;
-      if (rank != args.rank) {
-#pragma unroll 1
-        for (int look = args.watch ? 0 : 1; look < 2; ++look) {  // first for the last line, then for all
-          if (look ? any : last) part = take(args, args.from[rank] + at, turn, rank);
-          __syncwarp();
-        }
-      }
+      const Line part = rank == args.rank ? own : take(args, args.from[rank] + at, turn, rank);
 #pragma unroll
       for (int w = 0; w < 3; ++w) sums[w].add(part.words[w]);
     }
-    if (any) store<T>(args, line * kNumbers, sums);
+    store<T>(args, line * kNumbers, sums);
   }
   end_turn(args, turn);
 }

@@ -13,7 +13,6 @@ struct ReduceArgs {
   int count;      // numbers
   int half;       // 1: numbers are fp16, 0: fp32
   int rank, ranks;
-  int watch;                        // the plan's
   int copies;                       // of what this rank sends: to[0 .. copies - 1]
   unsigned char *to[kMaxRanks];     // slots that it writes
   unsigned char *from[kMaxRanks];   // by rank, the slot that it reads; from[rank] is not used

@@ -6,11 +6,10 @@
 
 extern "C" {
 
-// Fills `plan`; on a bad problem writes why to `error` and returns 1.
-int voltserve_plan_all_reduce(const voltserve::ReduceProblem *problem, voltserve::ReducePlan *plan, char *error,
-                              size_t error_size) {
+// Sets `blocks`; on a bad problem writes why to `error` and returns 1.
+int voltserve_plan_all_reduce(size_t bytes, int ranks, int *blocks, char *error, size_t error_size) {
   try {
-    *plan = voltserve::plan_all_reduce(*problem);
+    *blocks = voltserve::plan_all_reduce(bytes, ranks);
     return 0;
   } catch (const std::exception &failure) {
     std::snprintf(error, error_size, "%s", failure.what());
@@ -18,8 +17,8 @@ int voltserve_plan_all_reduce(const voltserve::ReduceProblem *problem, voltserve
   }
 }
 
-int voltserve_all_reduce(const voltserve::ReduceArgs *args, const voltserve::ReducePlan *plan, cudaStream_t stream) {
-  return voltserve::launch_all_reduce(*args, *plan, stream);
+int voltserve_all_reduce(const voltserve::ReduceArgs *args, int blocks, cudaStream_t stream) {
+  return voltserve::launch_all_reduce(*args, blocks, stream);
 }
 
 }  // extern "C"

@@ -7,6 +7,6 @@
 
 namespace voltserve {
 
-cudaError_t launch_all_reduce(const ReduceArgs &args, const ReducePlan &plan, cudaStream_t stream);
+cudaError_t launch_all_reduce(const ReduceArgs &args, int blocks, cudaStream_t stream);
 
 }  // namespace voltserve

@@ -41,9 +41,9 @@ Tensor all_reduce(Tensor x, std::vector<int64_t> to, std::vector<int64_t> from, 
   if (count == 0) return y;
   ReduceArgs args{};
   args.half = x.scalar_type() == ScalarType::Half;
-  ReducePlan chosen{};
+  int blocks = 0;
   try {
-    chosen = plan_all_reduce({static_cast<size_t>(count * (args.half ? 2 : 4)), static_cast<int>(ranks), to[0] == from[rank]});
+    blocks = plan_all_reduce(count * (args.half ? 2 : 4), static_cast<int>(ranks));
   } catch (const std::invalid_argument& error) {
     STD_TORCH_CHECK(false, "x: ", error.what());
   }
@@ -55,11 +55,10 @@ Tensor all_reduce(Tensor x, std::vector<int64_t> to, std::vector<int64_t> from, 
   args.copies = static_cast<int>(to.size());
   for (size_t i = 0; i < to.size(); ++i) args.to[i] = reinterpret_cast<unsigned char*>(to[i]);
   for (size_t i = 0; i < from.size(); ++i) args.from[i] = reinterpret_cast<unsigned char*>(from[i]);
-  args.watch = chosen.watch;
   args.turns = data<uint32_t>(turns);
   args.limit_ns = static_cast<uint64_t>(limit * 1e9);
   args.late = late ? data<int>(*late) : nullptr;
-  check(launch_all_reduce(args, chosen, call.stream), "all_reduce");
+  check(launch_all_reduce(args, blocks, call.stream), "all_reduce");
   return y;
 }
 

@@ -14,27 +14,12 @@ constexpr int kReduceTurns = kReduceBlocks + 1;  // 4-byte words that a rank's G
 constexpr size_t kLineBytes = 16, kLineData = 12;  // all_reduce.cuh
 // 102 tokens of 5120 halves: more are a prompt's, which NCCL moves at the bus' rate, too.
 constexpr size_t kMaxReduceData = 1 << 20;
-// Looking for one line in 32 first costs one more way over the bus, 1.2 µs; looking for all lines too early costs reading them
-// twice. On PCIe 3 both take the same at 11 KB.
-constexpr size_t kUnwatchedData = 12 << 10;
-
 // A rank's slot: two halves, for odd and even turns.
 constexpr size_t kSlotHalf = (kMaxReduceData + kLineData - 1) / kLineData * kLineBytes;
 constexpr size_t kSlotBytes = 2 * kSlotHalf;
 
-struct ReduceProblem {
-  size_t bytes;    // of one rank's numbers
-  int ranks;
-  bool over_a_bus;  // whether a rank reads what others wrote over a bus, not from its own memory
-};
-
-struct ReducePlan {
-  int blocks;  // of the grid
-  int watch;   // 1: a warp waits for its last line before it reads the others
-  const char *reason;
-};
-
-// Throws std::invalid_argument naming what does not fit.
-ReducePlan plan_all_reduce(const ReduceProblem &problem);
+// The blocks of the grid for `bytes` of each rank's numbers: a thread a line as long as that is so. Throws std::invalid_argument
+// naming what does not fit.
+int plan_all_reduce(size_t bytes, int ranks);
 
 }  // namespace voltserve

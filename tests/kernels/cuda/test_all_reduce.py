@@ -9,7 +9,6 @@ from engine.all_reduce import TRIED
 from kernels.tools.native import LIBRARY
 from kernels.tools.native_all_reduce import BLOCKS, ReduceLibrary
 from kernels.tools.sass_model import Instruction
-from scripts.all_reduce_model import UNWATCHED
 
 LARGEST = 1 << 20
 KERNELS = ["all_reduce_kernel<__half>", "all_reduce_kernel<float>"]
@@ -20,27 +19,10 @@ def native(build: Path) -> ReduceLibrary:
     return ReduceLibrary(build / LIBRARY.name)
 
 
-@pytest.mark.parametrize(
-    ("size", "over_a_bus", "watch"), [(10_240, True, False), (20_480, True, True), (20_480, False, False)]
-)
-def test_over_a_bus_many_lines_are_not_all_looked_for_at_once(
-    native: ReduceLibrary, size: int, over_a_bus: bool, watch: bool
-) -> None:
-    plan = native.plan(size, over_a_bus=over_a_bus)
-    assert plan.watch is watch
-    assert plan.reason
-
-
-def test_the_model_of_a_v100_watches_from_the_same_size_on(native: ReduceLibrary) -> None:
-    assert not native.plan(UNWATCHED).watch
-    assert native.plan(UNWATCHED + 1).watch
-
-
 def test_every_size_has_blocks_that_are_all_on_the_gpu_at_once(native: ReduceLibrary) -> None:
     """A line a thread as long as that is so."""
     for size in (*range(1, 2**17, 97), *range(2**17, LARGEST + 1, 9973), LARGEST):
-        blocks = native.plan(size).blocks
-        assert blocks == min(BLOCKS, -(-size // (256 * 12)))
+        assert native.plan(size) == min(BLOCKS, -(-size // (256 * 12)))
     assert BLOCKS <= 80
 
 
@@ -58,9 +40,11 @@ def test_what_does_not_fit_is_named(native: ReduceLibrary, size: int, ranks: int
         native.plan(size, ranks)
 
 
-def test_the_trial_at_the_start_goes_both_ways(native: ReduceLibrary) -> None:
+def test_the_trial_at_the_start_gives_threads_one_line_and_several(native: ReduceLibrary) -> None:
     sizes = [count * dtype.itemsize for dtype, counts in TRIED for count in counts]
-    assert {native.plan(size).watch for size in sizes} == {False, True}
+    blocks = [native.plan(size) for size in sizes]
+    assert 1 in blocks
+    assert BLOCKS in blocks
     assert max(sizes) == LARGEST
 
 
