@@ -39,6 +39,8 @@ REPEATS = 2  # measurements of each number of streams a start
 READY_LIMIT_S = 300
 LLAMA = "llama-cpp-python[server]==0.3.36"
 CHAT = "/v1/chat/completions"  # completions without a chat's template end at once on llama.cpp
+# Of requests to vLLM's API, ours or stock.
+OF_VLLM: dict[str, object] = {"ignore_eos": True, "stream_options": {"include_usage": True}}
 # What the preset cpu-smoke gives our engine, for stock vLLM as well.
 VLLM_ENVIRONMENT = {
     "LD_PRELOAD": str(Path(sys.prefix) / "lib" / "libiomp5.so"),
@@ -81,14 +83,14 @@ def servers(arguments: argparse.Namespace) -> list[Server]:
         Server(
             "voltserve, NVFP4",
             [f"{sys.prefix}/bin/voltserve", "serve", "--model", "models/smollm2-nvfp4", "--port", "{port}"],
-            extra={"ignore_eos": True, "model": "models/smollm2-nvfp4"},
+            extra={**OF_VLLM, "model": "models/smollm2-nvfp4"},
         )
     ]
     for dtype in arguments.dense_dtypes:
         command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", "models/smollm2"]
         command += ["--host", "127.0.0.1", "--port", "{port}", "--dtype", dtype, "--enforce-eager"]
         command += ["--max-model-len", "2048", "--max-num-seqs", "16", "--distributed-executor-backend", "uni"]
-        extra = {"ignore_eos": True, "model": "models/smollm2"}
+        extra = {**OF_VLLM, "model": "models/smollm2"}
         made.append(Server(f"vLLM 0.19.1, {dtype}", command, VLLM_ENVIRONMENT, extra))
     if arguments.llama:
         command = [*llama(arguments.llama), "--host", "127.0.0.1", "--port", "{port}", "--n_ctx", "2048"]
@@ -140,7 +142,8 @@ def running(server: Server, logs: Path) -> Iterator[None]:
 def answers(server: Server) -> bool:
     """Whether the server completes a prompt by now."""
     with contextlib.suppress(OSError, http.client.HTTPException):
-        return post(server, {**request("Hello", 4), **server.extra})[0] == 200
+        body = {**request("Hello", 4), "stream": True, **server.extra}
+        return post(server, body)[0] == 200
     return False
 
 
@@ -168,11 +171,17 @@ def stream(server: Server, number: int) -> bytes:
 
 
 def tokens_of(events: bytes) -> int:
-    """Tokens of a streamed completion, of which each server sends one an event."""
+    """Tokens of a streamed completion: what its usage says, or else its events with text, of one token each.
+
+    vLLM sends tokens together where its API server has fallen behind; llama.cpp's server knows no usage of streams.
+    """
     tokens = 0
     for line in events.splitlines():
         if line.startswith(b"data: {"):
-            choices = json.loads(line.removeprefix(b"data: ")).get("choices")
+            data = json.loads(line.removeprefix(b"data: "))
+            if usage := data.get("usage"):
+                return int(usage["completion_tokens"])
+            choices = data.get("choices")
             tokens += bool(choices and choices[0]["delta"].get("content"))
     return tokens
 
