@@ -29,13 +29,10 @@ __global__ void __launch_bounds__(32 * kDequantizeWarps)
   tile.load_half(source, 1, true);
   tile.load_scales(source, true);
   const int row = tile_row * kTileRows + lane;
-  const float factor = row < rows ? row_factor[first_row + row] * kScaleFactor : 0;
+  const float factor = row < rows ? row_factor[first_row + row] * kProductFactor : 0;
 
   half2 even, odd;
   decode_scales(tile.scales, even, odd);
-  const half2 lift = __float2half2_rn(kCodeFactor);
-  even = __hmul2(even, lift);
-  odd = __hmul2(odd, lift);
   const half2 scale_pairs[4] = {__low2half2(even), __low2half2(odd), __high2half2(even), __high2half2(odd)};
 #pragma unroll
   for (int word = 0; word < 8; ++word) {

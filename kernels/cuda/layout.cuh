@@ -4,7 +4,7 @@
 // copy serves every kernel. It is cut into tiles of 32 rows by 64 columns, zero-padded, and in a tile **lane = row**:
 //
 //   codes   uint4 [ceil(N/32)][ceil(K/64)][2][32]   [half h][lane]: 32 codes of row `lane`, columns 32h .. 32h+31
-//   scales  bytes [ceil(N/32)][ceil(K/64)][32][64/group]   raw E4M3, 4 (or 2) a lane
+//   scales  bytes [ceil(N/32)][ceil(K/64)][32][64/group]   4 (or 2) a lane, see place_scale()
 //
 // so a warp reads a tile with two 128-bit loads and one 32-bit load a lane, all coalesced, 1152 B in all. Lane = row is
 // also the operand order of mma.m8n8k4 with the four quad-pairs side by side along N, so the same registers feed tensor
@@ -20,6 +20,9 @@
 // a shift by 3 and an AND, pairs 2 and 3 two shifts and two ANDs: 11 integer operations for 8 codes. (Four masks that each
 // need one shift cannot tile 16 bits: checked by search.) The fp16 number is code * 2^-14 exactly, zero and the
 // subnormal 0.5 included.
+//
+// A block scale, E4M3, is stored as the bits 14..7 of scale * 2^6 in fp16, which hold every such number without its sign: two
+// operations for two scales, and products that fp16 can hold, instead of nine. A negative scale's sign is moved to its codes.
 #pragma once
 
 #include <cstdint>
@@ -40,9 +43,8 @@ constexpr int kTileCodes = 2 * 32;  // uint4 in a tile
 VOLTSERVE_BOTH constexpr int scale_bytes(int group) { return kTileColumns / group; }  // a lane and tile
 VOLTSERVE_BOTH constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
-// What the decoded numbers are short of; folded into the row factor, so it costs nothing.
-constexpr float kCodeFactor = 16384.0f;  // 2^14: e2m1(code) = decode_pair * 2^14
-constexpr float kScaleFactor = 256.0f;   // 2^8:  e4m3(byte) = decode_scales * 2^8
+// What a decoded code (2^-14) times its scale (2^6) is short of; folded into the row factor, so it costs nothing.
+constexpr float kProductFactor = 256.0f;
 
 // One code to its bit positions in a word; the inverse of decode_pair. `column` is 0..7 in the word.
 VOLTSERVE_BOTH inline uint32_t place_code(uint32_t code, int column) {
@@ -50,6 +52,15 @@ VOLTSERVE_BOTH inline uint32_t place_code(uint32_t code, int column) {
   const uint32_t sign_bit = pair == 0 ? 15 : pair == 1 ? 12 : pair == 2 ? 14 : 13;
   const uint32_t half = (code >> 3) << sign_bit | (code & 7) << (9 - 3 * pair);
   return half << (16 * (column % 2));
+}
+
+// An E4M3 byte to its byte in the packed layout, without its sign. E4M3 is 1 sign, 4 exponent bits (bias 7), 3 of mantissa; the
+// fp16 exponent of scale * 2^6 is 14 more. Subnormal scales, m * 2^-9, become normal numbers.
+VOLTSERVE_BOTH inline uint32_t place_scale(uint32_t e4m3) {
+  const uint32_t magnitude = e4m3 & 0x7F;
+  if (magnitude == 0 || magnitude >= 8) return magnitude + (magnitude ? 14 << 3 : 0);
+  const uint32_t exponent = magnitude >= 4 ? 2 : magnitude >= 2 ? 1 : 0;
+  return (12 + exponent) << 3 | (magnitude << (3 - exponent) & 7);
 }
 
 #ifdef __CUDACC__
@@ -66,12 +77,11 @@ __device__ inline void decode_word(uint32_t word, half2 (&pairs)[4]) {
   pairs[3] = as_half2((word << 2 & kSign) | (word << 9 & kMagnitude));
 }
 
-// Four raw E4M3 bytes b0..b3, each times 2^-8, exact: {b0, b2} and {b1, b3}. E4M3 and fp16 differ in the exponent's bias
-// only (by 8), subnormals included. NaN (0x7F) does not come here: repacking moves it into the row's factor.
+// Four scale bytes b0..b3 (place_scale): {b0, b2} and {b1, b3}, each times 2^6, exact. NaN (0x7F) does not come here: repacking
+// reports it.
 __device__ inline void decode_scales(uint32_t bytes, half2 &even, half2 &odd) {
-  constexpr uint32_t kSign = 0x80008000u, kRest = 0x3F803F80u;
-  even = as_half2((bytes << 8 & kSign) | (bytes << 7 & kRest));
-  odd = as_half2((bytes & kSign) | (bytes >> 1 & kRest));
+  even = as_half2((bytes & 0x00FF00FFu) << 7);
+  odd = as_half2((bytes >> 1) & 0x7F807F80u);
 }
 
 // Weights pass once: read them past L1, which is left to the activations.
@@ -83,7 +93,7 @@ __device__ inline uint4 load_codes(const uint4 *address) {
   return value;
 }
 
-// Where a lane's share of a row tile is in memory; step(n) goes n tiles along K.
+// Where a lane's share of a row tile is in memory; step<N>() goes N tiles along K.
 template <int GROUP>
 struct LaneSource {
   const uint4 *codes;
@@ -93,9 +103,11 @@ struct LaneSource {
     codes = all_codes + tile * kTileCodes + lane;
     scales = all_scales + (tile * kTileRows + lane) * scale_bytes(GROUP);
   }
-  __device__ void step(int tiles) {
-    codes += tiles * kTileCodes;
-    scales += tiles * kTileRows * scale_bytes(GROUP);
+  // In PTX: the compiler would add in two registers that are not a pair, and copy them for each load.
+  template <int TILES>
+  __device__ void step() {
+    asm volatile("add.u64 %0, %0, %1;" : "+l"(codes) : "n"(TILES * kTileCodes * sizeof(uint4)));
+    asm volatile("add.u64 %0, %0, %1;" : "+l"(scales) : "n"(TILES * kTileRows * scale_bytes(GROUP)));
   }
 };
 

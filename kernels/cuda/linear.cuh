@@ -106,55 +106,48 @@ struct Target {
   __device__ int x_row(int slot) const { return GROUPED ? slot / args.top_k : slot; }
 };
 
+// What lies right of x for the kernels.
+__device__ constexpr uint4 kZeros = {0, 0, 0, 0};
+
 // Activations of one buffer: global memory to registers (fetch), later to shared memory (store). A thread takes chunks of 8
-// halves, kParts along a token and every kTokenStep-th token.
+// halves of every kTokenStep-th token.
 template <class T, bool GROUPED>
 struct Stager {
-  static constexpr int kChunksPerToken = T::kBufferColumns / 8;
-  static constexpr int kAlong = kChunksPerToken < T::kThreads ? kChunksPerToken : T::kThreads;
-  static constexpr int kParts = kChunksPerToken / kAlong;
-  static constexpr int kTokenStep = T::kThreads / kAlong;
-  static constexpr int kRounds = ceil_div(T::kTokens, kTokenStep);
-  static_assert(T::kThreads % kAlong == 0 && kChunksPerToken % kAlong == 0);
+  static constexpr int kChunks = T::kBufferColumns / 8;  // of a token
+  static constexpr int kTokenStep = T::kThreads / kChunks;
+  static constexpr int kRounds = T::kTokens / kTokenStep;
+  static_assert(T::kThreads % kChunks == 0 && T::kTokens % kTokenStep == 0);
 
   const half *x;
   int column, first_token;
-  int offset[kRounds];  // of the token's row of x in elements; -1 where there is no token
-  uint4 held[kRounds][kParts];
+  unsigned offset[kRounds];  // of the token's row of x in elements; of a token that is not there, whose sums are not written, 0
+  uint4 held[kRounds];
 
   __device__ explicit Stager(const Target<T, GROUPED> &target) : x(target.args.x) {
-    column = threadIdx.x % kAlong * 8;
-    first_token = threadIdx.x / kAlong;
+    column = threadIdx.x % kChunks * 8;
+    first_token = threadIdx.x / kChunks;
 #pragma unroll
     for (int i = 0; i < kRounds; ++i) {
-      const int token = first_token + i * kTokenStep;
-      const int slot = token < T::kTokens ? target.slot(token) : -1;
-      offset[i] = slot < 0 ? -1 : target.x_row(slot) * target.args.x_stride;
+      const int slot = target.slot(first_token + i * kTokenStep);
+      offset[i] = slot < 0 ? 0 : target.x_row(slot) * target.args.x_stride;
+      asm volatile("" : "+r"(offset[i]));
     }
   }
+  // K is a multiple of 16: a chunk is inside or outside as a whole.
   __device__ void fetch(int stage, int columns) {
+    const int k = stage * T::kStageColumns + column;
+    const bool inside = k < columns;
+    const char *const from = reinterpret_cast<const char *>(inside ? x + k : reinterpret_cast<const half *>(&kZeros));
+    const unsigned element = inside ? sizeof(half) : 0;
 #pragma unroll
     for (int i = 0; i < kRounds; ++i) {
-#pragma unroll
-      for (int p = 0; p < kParts; ++p) {
-        const int k = stage * T::kStageColumns + column + p * kAlong * 8;
-        held[i][p] = make_uint4(0, 0, 0, 0);
-        if (offset[i] >= 0 && k < columns) {  // K is a multiple of 16: a chunk is inside or outside as a whole
-          held[i][p] = __ldg(reinterpret_cast<const uint4 *>(x + offset[i] + k));
-        }
-      }
+      held[i] = __ldg(reinterpret_cast<const uint4 *>(from + static_cast<uint64_t>(offset[i]) * element));
     }
   }
   __device__ void store(half *shared) const {
 #pragma unroll
     for (int i = 0; i < kRounds; ++i) {
-      const int token = first_token + i * kTokenStep;
-#pragma unroll
-      for (int p = 0; p < kParts; ++p) {
-        if (T::kTokens % kTokenStep == 0 || token < T::kTokens) {
-          *reinterpret_cast<uint4 *>(shared + token * T::kStride + column + p * kAlong * 8) = held[i][p];
-        }
-      }
+      *reinterpret_cast<uint4 *>(shared + (first_token + i * kTokenStep) * T::kStride + column) = held[i];
     }
   }
 };
@@ -165,12 +158,12 @@ struct RowEnds {
   float factor[T::kRows], bias[T::kRows];
 
   __device__ void fetch(const LinearArgs &args, int expert, int first_row) {
-    for (int row = threadIdx.x; row < T::kRows; row += T::kThreads) {
-      const int n = first_row + row;
-      const bool inside = n < args.n;
-      factor[row] = inside ? __ldg(args.row_factor + static_cast<size_t>(expert) * args.n + n) * kScaleFactor : 0;
-      bias[row] = inside && args.bias != nullptr ? __half2float(__ldg(args.bias + n)) : 0;
-    }
+    static_assert(T::kRows <= T::kThreads);
+    const int row = threadIdx.x, n = first_row + row;
+    if (row >= T::kRows) return;
+    const bool inside = n < args.n;
+    factor[row] = inside ? __ldg(args.row_factor + static_cast<size_t>(expert) * args.n + n) * kProductFactor : 0;
+    bias[row] = inside && args.bias != nullptr ? __half2float(__ldg(args.bias + n)) : 0;
   }
 };
 
@@ -248,17 +241,15 @@ __device__ void write(const Target<T, GROUPED> &target, const Work &work, unsign
   }
 }
 
-// Refills a lane's weight registers for the next stage, once multiply() has used them. Row tile r has weights for the warp before
-// stage limits[r].
+// Refills a lane's weight registers for the next stage, once multiply() has used them. Before stage `limit` there are weights.
 template <class Weights, int ROW_TILES>
 struct Reload {
   Weights (&tiles)[ROW_TILES];
   const typename Weights::Source (&sources)[ROW_TILES];
-  const int (&limits)[ROW_TILES];
-  const int &stage;
+  const int &limit, &stage;
 
-  __device__ void scales(int r) const { tiles[r].load_scales(sources[r], stage < limits[r]); }
-  __device__ void half(int r, int h) const { tiles[r].load_half(sources[r], h, stage < limits[r]); }
+  __device__ void scales(int r) const { tiles[r].load_scales(sources[r], stage < limit); }
+  __device__ void half(int r, int h) const { tiles[r].load_half(sources[r], h, stage < limit); }
 };
 
 template <class Math, class T, int MIN_BLOCKS, bool GROUPED>
@@ -291,14 +282,15 @@ __global__ void __launch_bounds__(T::kThreads, MIN_BLOCKS) linear_kernel(const L
 
     Weights weights[kRowTiles];
     typename Weights::Source sources[kRowTiles];
-    int limits[kRowTiles], stage = begin;
-    const Reload<Weights, kRowTiles> reload{weights, sources, limits, stage};
+    const int limit = T::kWK == 1 ? end : min(end, (column_tiles - wk + T::kWK - 1) / T::kWK);
+    int stage = begin;
+    const Reload<Weights, kRowTiles> reload{weights, sources, limit, stage};
 #pragma unroll
     for (int r = 0; r < kRowTiles; ++r) {
-      const int tile_row = target.first_row / kTileRows + wn * kRowTiles + r;
+      // Past the last row tile that one is read again, and not written.
+      const int tile_row = min(target.first_row / kTileRows + wn * kRowTiles + r, tile_rows - 1);
       const size_t row = static_cast<size_t>(target.expert) * tile_rows + tile_row;
       sources[r].seek(args.codes, args.scales, row * column_tiles + begin * T::kWK + wk, lane);
-      limits[r] = tile_row < tile_rows ? min(end, (column_tiles - wk + T::kWK - 1) / T::kWK) : 0;
       reload.scales(r);
 #pragma unroll
       for (int h = 0; h < Weights::kHalves; ++h) reload.half(r, h);
@@ -310,20 +302,22 @@ __global__ void __launch_bounds__(T::kThreads, MIN_BLOCKS) linear_kernel(const L
     __syncthreads();
 
     Math math;
-    int buffer = 0;
+    int buffer = 0, lane_offset = (wm * Math::kTokens + Math::token(lane)) * T::kStride + wk * kTileColumns;
+    asm volatile("" : "+r"(lane_offset));  // as one number, or the compiler adds its parts again and again in the loop
 #pragma unroll 1
     while (stage < end) {
       const int next_buffer = stage + T::kBufferStages;
+      int stages = min(T::kBufferStages, end - stage);
       if (next_buffer < end) stager.fetch(next_buffer, args.k);
-      const half *x = shared_x + buffer + wm * Math::kTokens * T::kStride + wk * kTileColumns;
+      const half *x = shared_x + buffer + lane_offset;
 #pragma unroll 1
       do {
         ++stage;
 #pragma unroll
-        for (int r = 0; r < kRowTiles; ++r) sources[r].step(T::kWK);
+        for (int r = 0; r < kRowTiles; ++r) sources[r].template step<T::kWK>();
         math.template multiply<T::kGroup, T::kStride>(x, weights, lane, reload);
         x += T::kStageColumns;
-      } while (T::kBufferStages > 1 && stage < min(end, next_buffer));
+      } while (T::kBufferStages > 1 && --stages);
       buffer = T::kBufferElements - buffer;
       if (next_buffer < end) stager.store(shared_x + buffer);
       __syncthreads();

@@ -42,12 +42,15 @@ struct Accumulator {
   float sums[kPairs][kTilePairs][4] = {};
   uint4 operands[kOperands] = {};  // stay zero in lanes that read none
 
-  // Adds columns 8 * word .. 8 * word + 7 of a tile: x, its activations in shared memory, times `weights` of this lane's rows.
+  // The token whose activations this lane reads.
+  static __device__ int token(int lane) { return lane / 16; }
+  // Adds columns 8 * word .. 8 * word + 7 of a tile: x, its activations in shared memory from the lane's token on, times `weights` of
+  // this lane's rows.
   template <int STRIDE>
   __device__ void add(const half *x, int word, const half2 (&weights)[ROW_TILES][4], int lane) {
     const half2 none = __float2half2_rn(0);
     const unsigned reads = lane / 4 % 4 == lane % 4;
-    const auto from = static_cast<uint32_t>(__cvta_generic_to_shared(x + lane / 16 * STRIDE));
+    const auto from = static_cast<uint32_t>(__cvta_generic_to_shared(x));
 #pragma unroll
     for (int first = 0; first < kPairs; first += kOperands) {
       constexpr int kAtOnce = kPairs < kOperands ? kPairs : kOperands;
@@ -98,17 +101,30 @@ struct Accumulator {
   static constexpr int kTokenTiles = ceil_div(TOKENS, 8), kTile = TOKENS < 8 ? TOKENS : 8;
   float sums[kTokenTiles][ROW_TILES][8] = {};
 
+  // Of fewer than 8 tokens the last stands in for those that are not there.
+  static __device__ int token(int lane) { return min(lane % 4 + lane / 16 * 4, kTile - 1); }
   template <int STRIDE>
-  __device__ void add(const half *x, int word, const half2 (&weights)[ROW_TILES][4], int lane) {
-    // Of fewer than 8 tokens the last stands in for those that are not there.
-    const int token = min(lane % 4 + lane / 16 * 4, kTile - 1);
+  __device__ void add(const half *x, int word, const half2 (&weights)[ROW_TILES][4], int) {
+    constexpr int kAtOnce = kTokenTiles < 4 ? kTokenTiles : 4;
 #pragma unroll
-    for (int t = 0; t < kTokenTiles; ++t) {
-      const uint4 a = *reinterpret_cast<const uint4 *>(x + (t * 8 + token) * STRIDE + 8 * word);
+    for (int first = 0; first < kTokenTiles; first += kAtOnce) {
+      uint4 a[kAtOnce];
 #pragma unroll
-      for (int r = 0; r < ROW_TILES; ++r) {
-        mma_m8n8k4(sums[t][r], as_half2(a.x), as_half2(a.y), weights[r][0], weights[r][1]);
-        mma_m8n8k4(sums[t][r], as_half2(a.z), as_half2(a.w), weights[r][2], weights[r][3]);
+      for (int t = 0; t < kAtOnce; ++t) a[t] = *reinterpret_cast<const uint4 *>(x + (first + t) * 8 * STRIDE + 8 * word);
+      auto multiply = [&](int t, int r, int h) {
+        mma_m8n8k4(sums[first + t][r], as_half2(h ? a[t].z : a[t].x), as_half2(h ? a[t].w : a[t].y), weights[r][2 * h],
+                   weights[r][2 * h + 1]);
+      };
+      // A product waits for the one before on the same sums, so those of other tokens come between. One token tile has no
+      // others; there memory is the bound, and this order takes the fewest registers.
+      constexpr bool kOneTile = kAtOnce == 1;
+#pragma unroll
+      for (int i = 0; i < (kOneTile ? ROW_TILES : 2); ++i) {
+#pragma unroll
+        for (int t = 0; t < kAtOnce; ++t) {
+#pragma unroll
+          for (int j = 0; j < (kOneTile ? 2 : ROW_TILES); ++j) multiply(t, kOneTile ? i : j, kOneTile ? j : i);
+        }
       }
     }
   }
@@ -139,16 +155,14 @@ struct Mma {
 
   Accumulator<TOKENS, ROW_TILES> accumulator;
 
+  static __device__ int token(int lane) { return Accumulator<TOKENS, ROW_TILES>::token(lane); }
   template <int GROUP, int STRIDE, class Reload>
   __device__ void multiply(const half *x, LaneTile<GROUP> (&tiles)[ROW_TILES], int lane, Reload reload) {
     half2 scales[ROW_TILES][4];
-    const half2 lift = __float2half2_rn(kCodeFactor);
 #pragma unroll
     for (int r = 0; r < ROW_TILES; ++r) {
       half2 even, odd;
       decode_scales(tiles[r].scales, even, odd);
-      even = __hmul2(even, lift);
-      odd = __hmul2(odd, lift);
       scales[r][0] = __low2half2(even);
       scales[r][1] = __low2half2(odd);
       scales[r][2] = __high2half2(even);

@@ -11,13 +11,14 @@ namespace {
 
 // As instantiated in linear_mma*.cu; launch_tile() refuses to launch where the two disagree.
 constexpr Shape kShapes[] = {
-    {"mma2", 2, 64, 128, 4, 5},   {"mma4", 4, 64, 128, 4, 4},   {"mma8", 8, 64, 128, 4, 4},       {"mma16", 16, 64, 128, 4, 2},
+    {"mma2", 2, 64, 128, 4, 5},   {"mma4", 4, 64, 128, 4, 4},   {"mma8", 8, 64, 128, 4, 4},       {"mma16", 16, 64, 128, 4, 3},
     {"mma32", 32, 64, 128, 4, 2}, {"mma64", 64, 64, 128, 2, 2}, {"mma128", 128, 128, 128, 1, 2},
 };
 
-// Above this many tokens, dequantizing once and calling cuBLAS costs less than the fused kernel's slower inner loop; much earlier
-// after Volta, where a quarter of the fused kernel's multiplications count (linear_mma.cuh).
-constexpr int kFusedTokens = 1024, kFusedTokensAfterVolta = 32;
+// Above this many tokens, dequantizing once and calling cuBLAS costs less than the fused kernel's slower inner loop: on a V100, where
+// the one is computed to do 78 TFLOP/s (tools/sass_model.py) and others saw the other at 95, after 3.4 ps a weight to dequantize
+// it, from M = 760 on. Much earlier after Volta, where a quarter of the fused kernel's multiplications count (linear_mma.cuh).
+constexpr int kFusedTokens = 768, kFusedTokensAfterVolta = 32;
 // With more tiles than this for each place on the GPU, blocks of one tile each balance well enough and share nothing.
 constexpr int kWavesUnshared = 4;
 // A shorter run than this many stages costs more in latency and in adding up than another block gains.

@@ -18,6 +18,8 @@ struct Touch {
 
   unsigned seen[kRowTiles] = {};
 
+  static __device__ int token(int) { return 0; }
+
   template <int GROUP, int STRIDE, class Reload>
   __device__ void multiply(const half *x, LaneTile<GROUP> (&tiles)[kRowTiles], int lane, Reload reload) {
     const unsigned activation = *reinterpret_cast<const unsigned *>(x + lane * 2);

@@ -157,11 +157,12 @@ def find_kernel(
 
     Raises ValueError unless there is exactly one.
     """
-    product = f"voltserve::Mma<(int){min(64, int(variant[3:]))}, (int){1 if variant == 'mma64' else 2}>"
+    tokens = int(variant[3:])
+    product = f"voltserve::Mma<(int){min(64, tokens)}, (int){1 if tokens == 64 else 2}>"
     if memory_side:
-        product = f"voltserve::<unnamed>::Touch<(int){int(variant[3:])}>"
-    start, tile = f"linear_kernel<{product}, ", f", (int){group}>, "
-    found = [name for name in functions if start in name and tile in name and "(bool)0" in name]
+        product = f"voltserve::<unnamed>::Touch<(int){tokens}>"
+    start = f"linear_kernel<{product}, voltserve::Tile<{product}, (int){max(1, tokens // 64)}, "
+    found = [name for name in functions if start in name and f", (int){group}>, " in name and "(bool)0" in name]
     if len(found) != 1:
         raise ValueError(f"{variant}, group {group}: expected one kernel in the library, found {len(found)}")
     return functions[found[0]]

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from kernels.tools.native import Library
-from kernels.tools.sass_model import Instruction, find_kernel, split
+from kernels.tools.sass_model import GPUS, Instruction, find_kernel, split
+from kernels.tools.sass_schedule import cycles
 
 REGISTERS_OF_A_V100 = 65536
 VARIANTS = ("mma2", "mma4", "mma8", "mma16", "mma32", "mma64", "mma128")
@@ -29,8 +30,9 @@ def test_no_kernel_spills_registers(build: Path) -> None:
 def test_the_planned_blocks_fit_a_v100s_registers(library: Library, build: Path, variant: str) -> None:
     shape = library.shape(library.variants()[variant])
     assert shape is not None
-    tokens, rows = min(64, int(variant[3:])), 1 if variant == "mma64" else 2
-    reports = [report for name, report in compiler_reports(build) if f"MmaILi{tokens}ELi{rows}E" in name]
+    tokens = int(variant[3:])
+    product = f"MmaILi{min(64, tokens)}ELi{1 if tokens == 64 else 2}E"
+    reports = [report for name, report in compiler_reports(build) if product in name]
     used = [int(found[1]) for report in reports if (found := re.search(r"Used (\d+) registers", report))]
     assert len(used) >= 2
     assert max(used) * shape.threads * shape.blocks_per_processor <= REGISTERS_OF_A_V100
@@ -50,6 +52,23 @@ def test_products_are_summed_in_fp32_by_voltas_tensor_cores(sass: dict[str, list
     names = {i.name for i in split(variant, find_kernel(sass, variant, 16)).loop}
     assert any(name.startswith("HMMA.884.F32.F32") for name in names)
     assert not any(name.startswith(("HFMA2", "FFMA")) for name in names)
+
+
+@pytest.mark.parametrize("variant", ["mma2", "mma4", "mma8"])
+def test_decoding_a_stage_takes_few_instructions(sass: dict[str, list[Instruction]], variant: str) -> None:
+    # 240 to decode 4096 weights a warp, 128 steps of products; the rest is loads, addresses and the loop.
+    assert len(split(variant, find_kernel(sass, variant, 16)).loop) <= 415
+
+
+@pytest.mark.parametrize("hmma_latency", [12, 24])
+def test_products_of_many_tokens_seldom_wait_for_each_other(
+    sass: dict[str, list[Instruction]], hmma_latency: int
+) -> None:
+    loop = split("mma128", find_kernel(sass, "mma128", 16)).loop
+    gpu = GPUS["v100-pcie"]
+    flops = 2 * 128 * 128 * 64 / 4  # of a warp's stage
+    taken = cycles(loop, 2, gpu, hmma_latency)
+    assert flops / taken * 4 * gpu.processors * gpu.clock_hz >= 85e12
 
 
 def test_no_kernel_touches_local_memory(sass: dict[str, list[Instruction]]) -> None:
