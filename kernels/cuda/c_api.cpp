@@ -3,11 +3,33 @@
 #include <cstdio>
 #include <exception>
 
+#include "c_structs.h"
 #include "launch.h"
 #include "layout.cuh"
 #include "plan.h"
 
 extern "C" {
+
+// The structs of this interface (c_structs.h).
+const char *voltserve_structs() {
+  using namespace voltserve;
+  static const std::string text =
+      describe("Problem", sizeof(Problem),
+               {AT(Problem, m), AT(Problem, n), AT(Problem, k), AT(Problem, group), AT(Problem, arch),
+                AT(Problem, processors), AT(Problem, experts)}) +
+      describe("Plan", sizeof(Plan),
+               {AT(Plan, path), AT(Plan, variant), AT(Plan, blocks), AT(Plan, tiles), AT(Plan, workspace_words),
+                AT(Plan, reason)}) +
+      describe("Shape", sizeof(Shape),
+               {AT(Shape, name), AT(Shape, tokens), AT(Shape, rows), AT(Shape, threads), AT(Shape, stage_tiles),
+                AT(Shape, blocks_per_processor)}) +
+      describe("LinearArgs", sizeof(LinearArgs),
+               {AT(LinearArgs, x), AT(LinearArgs, codes), AT(LinearArgs, scales), AT(LinearArgs, row_factor),
+                AT(LinearArgs, bias), AT(LinearArgs, y), AT(LinearArgs, workspace), AT(LinearArgs, m),
+                AT(LinearArgs, n), AT(LinearArgs, k), AT(LinearArgs, x_stride), AT(LinearArgs, slots),
+                AT(LinearArgs, experts), AT(LinearArgs, padded_slots), AT(LinearArgs, top_k)});
+  return text.c_str();
+}
 
 // Fills `plan`; on a bad problem writes why to `error` and returns 1.
 int voltserve_plan(const voltserve::Problem *problem, voltserve::Plan *plan, char *error, size_t error_size) {
@@ -26,8 +48,9 @@ const voltserve::Shape *voltserve_shape(int variant) {
   return known ? &voltserve::shape(static_cast<voltserve::Variant>(variant)) : nullptr;
 }
 
-// A code's bits in its word of the packed layout (layout.cuh); not an error code.
+// A code's bits in its word of the packed layout, and a scale's byte (layout.cuh); not error codes.
 uint32_t voltserve_place_code(uint32_t code, int column) { return voltserve::place_code(code, column); }
+uint32_t voltserve_place_scale(uint32_t e4m3) { return voltserve::place_scale(e4m3); }
 
 int voltserve_linear(const voltserve::LinearArgs *args, int group, const voltserve::Plan *plan, cudaStream_t stream) {
   return voltserve::launch_linear(*args, group, *plan, stream);

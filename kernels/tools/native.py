@@ -7,6 +7,8 @@ differs from the pinned one can still check and time the very same machine code.
 from __future__ import annotations
 
 import ctypes
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 LIBRARY = ROOT / "build" / "cuda" / "libvoltserve_cuda.so"
 TILE_ROWS, TILE_COLUMNS = 32, 64
+_REBUILD = "it was built from other sources: run scripts/build_cuda.sh"
 
 
 class _Problem(ctypes.Structure):
@@ -84,13 +87,40 @@ class Packed:
     experts: int = 0
 
 
+def structs(mirrored: Sequence[type[ctypes.Structure]]) -> str:
+    """What kernels/cuda/c_structs.h writes of the structs that these mirror."""
+    lines = []
+    for struct in mirrored:
+        fields = ", ".join(f"{name.rstrip('_')} {getattr(struct, name).offset}" for name, *_ in struct._fields_)
+        lines.append(f"{struct.__name__.lstrip('_')} {ctypes.sizeof(struct)}: {fields}\n")
+    return "".join(lines)
+
+
+def load(path: Path, described_by: str, mirrored: Sequence[type[ctypes.Structure]]) -> ctypes.CDLL:
+    """The shared library, whose structs are those that `mirrored` mirrors; `described_by`: its function that says so.
+
+    Raises RuntimeError naming the first struct that differs: the library was built from other sources.
+    """
+    library = ctypes.CDLL(str(path))
+    describe = getattr(library, described_by, None)
+    if describe is None:
+        raise RuntimeError(f"{path}: expected {described_by}(), not found; {_REBUILD}")
+    describe.restype = ctypes.c_char_p
+    expected, got = (text.splitlines() for text in (structs(mirrored), describe().decode()))
+    for ours, theirs in itertools.zip_longest(expected, got, fillvalue="nothing"):
+        if ours != theirs:
+            raise RuntimeError(f"{path}: expected {ours}; got {theirs}; {_REBUILD}")
+    return library
+
+
 class Library:
     """The launchers, on torch tensors of the current device and its current stream."""
 
     def __init__(self, path: Path = LIBRARY) -> None:
-        self._c = ctypes.CDLL(str(path))
+        self._c = load(path, "voltserve_structs", (_Problem, _Plan, _Shape, _LinearArgs))
         self._c.voltserve_shape.restype = ctypes.POINTER(_Shape)
         self._c.voltserve_place_code.restype = ctypes.c_uint32
+        self._c.voltserve_place_scale.restype = ctypes.c_uint32
 
     def shape(self, variant: int) -> Shape | None:
         """The variant's block, or None past the last variant."""
@@ -110,6 +140,11 @@ class Library:
     def place_code(self, code: int, column: int) -> int:
         """The bits of an E2M1 code in its 32-bit word of the packed layout; `column` 0..7 in the word."""
         placed: int = self._c.voltserve_place_code(code, column)
+        return placed
+
+    def place_scale(self, e4m3: int) -> int:
+        """The byte of the packed layout for the magnitude of an E4M3 block scale."""
+        placed: int = self._c.voltserve_place_scale(e4m3)
         return placed
 
     def plan(

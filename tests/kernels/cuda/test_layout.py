@@ -1,7 +1,9 @@
-"""The packed layout's words: the bits that kernels/cuda/layout.cuh promises its decoders."""
+"""The packed layout's words and scales: the bits that kernels/cuda/layout.cuh promises its decoders."""
 
 import itertools
 import struct
+
+import torch
 
 from kernels.tools.native import Library
 from kernels.tools.reference import E2M1
@@ -35,3 +37,20 @@ def test_eight_codes_share_a_word_without_overlap(library: Library) -> None:
             assert word & bits == 0
             word |= bits
         assert decoded(word) == [E2M1[code] for code in codes]
+
+
+def test_every_scale_but_nan_is_kept_without_its_sign(library: Library) -> None:
+    scales = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+    for byte in (b for b in range(256) if b & 0x7F != 0x7F):
+        placed = library.place_scale(byte)
+        assert 0 <= placed <= 255
+        # As decode_scales() takes it: bits 14..7 of an fp16 number, 2^6 times the scale.
+        assert struct.unpack("<e", struct.pack("<H", placed << 7))[0] == 2.0**6 * abs(float(scales[byte]))
+
+
+def test_a_code_times_its_scale_is_a_number_of_fp16(library: Library) -> None:
+    products = [
+        E2M1[code] * 2.0**-14 * struct.unpack("<e", struct.pack("<H", library.place_scale(byte) << 7))[0]
+        for code, byte in itertools.product(range(8), range(0x7F))
+    ]
+    assert torch.tensor(products, dtype=torch.float64).half().double().tolist() == products
