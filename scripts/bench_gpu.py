@@ -5,8 +5,9 @@
 
 Weights of every shape in turn, rotated through enough copies that none is in the L2 cache; launches in a CUDA graph,
 median of replays. The yardsticks are measured in the same run: reading and copying (kernels that do nothing else),
-reading as many bytes as one weight has, and other ways to compute the same: dequantize to fp16 then cuBLAS on every
-call, cuBLAS on fp16 weights, and public int4 kernels (kernels/tools/int4_peers.py).
+reading as many bytes as one weight has, an empty launch (floor_us: that, and the weight at the read ceiling), and other
+ways to compute the same: dequantize to fp16 then cuBLAS on every call, cuBLAS on fp16 weights, and public int4 kernels
+(kernels/tools/int4_peers.py).
 
 After Volta the kernels multiply by other instructions than on a V100, and plan.h gives them no more than 32 tokens.
 """
@@ -108,13 +109,21 @@ def read_alone(library: Library, size: int, count: int) -> float:
     return min(seconds([partial(library.read, b, processors * g, sink) for b in buffers]) for g in (4, 8, 16))
 
 
+def empty_launch(library: Library) -> float:
+    """Seconds of a kernel that reads nothing, in a graph of such kernels: what any launch costs."""
+    nothing = torch.empty(0, dtype=torch.int32, device="cuda")
+    sink = torch.zeros(1, dtype=torch.int32, device="cuda")
+    blocks = 4 * torch.cuda.get_device_properties(0).multi_processor_count
+    return seconds([partial(library.read, nothing, blocks, sink)] * 40)
+
+
 def measure(
-    library: Library, name: str, n: int, k: int, tokens: Sequence[int], read: float, peers: Peers
+    library: Library, name: str, n: int, k: int, tokens: Sequence[int], read: float, empty: float, peers: Peers
 ) -> list[dict[str, Any]]:
     """One row per token count: our time, the alternatives' times, and the fraction of the read ceiling."""
     weights = copies(library, n, k)
     size = n * k * 9 / 16
-    alone = read_alone(library, int(size), len(weights))
+    alone, floor = read_alone(library, int(size), len(weights)), empty + size / read
     scratch = torch.empty(n, k, dtype=torch.float16, device="cuda")
     dense = [torch.empty(n, k, dtype=torch.float16, device="cuda") for _ in range(min(len(weights), 4))]
     for w, d in zip(weights, dense, strict=False):
@@ -136,6 +145,7 @@ def measure(
                 "variant": launches[0].shape.name, "blocks": launches[0].plan.blocks,
                 "us": round(ours * 1e6, 2), "weight_gb_s": round(size / ours / 1e9, 1),
                 "of_read": round(size / ours / read, 3), "read_alone_us": round(alone * 1e6, 2),
+                "floor_us": round(floor * 1e6, 2),
                 "dequantize_cublas_us": round(unfused * 1e6, 2), "speedup_over_it": round(unfused / ours, 2),
                 "fp16_cublas_us": round(cublas * 1e6, 2), "speedup_over_fp16": round(cublas / ours, 2),
                 "dequantize_us": round(dequantize * 1e6, 2),
@@ -185,6 +195,7 @@ def main() -> None:
     peers: Peers = {"tinygemm_int4": int4_peers.tinygemm}
     if arguments.vllm:
         peers["vllm_awq_triton"] = int4_peers.awq(arguments.vllm)
+    empty = empty_launch(library)
     result: dict[str, Any] = {
         "what": "time of the CUDA kernels",
         "provenance": "measured",
@@ -193,12 +204,13 @@ def main() -> None:
         "command": " ".join(sys.argv),
         "read_gb_s": round(limits["read"] / 1e9, 1),
         "copy_gb_s": round(limits["copy"] / 1e9, 1),
+        "empty_launch_us": round(empty * 1e6, 2),
         "rows": [],
         "memory_side": [],
     }
-    print(f"read {result['read_gb_s']} GB/s, copy {result['copy_gb_s']} GB/s", flush=True)
+    print(", ".join(f"{key} {result[key]}" for key in ("read_gb_s", "copy_gb_s", "empty_launch_us")), flush=True)
     for name, n, k in SHAPES:
-        for row in measure(library, name, n, k, arguments.tokens, limits["read"], peers):
+        for row in measure(library, name, n, k, arguments.tokens, limits["read"], empty, peers):
             result["rows"].append(row)
             print(
                 f"{name:26} {n:6}x{k:<6} M={row['m']:<3} {row['variant']:5} blocks={row['blocks']:<4} {row['us']:8} us "
