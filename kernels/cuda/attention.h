@@ -19,6 +19,7 @@ struct AttentionArgs {
   const int *query_start;    // [requests + 1]
   const int *seq_lens;       // [requests], at most 2^23
   float *partial;            // AttentionPlan::partial_floats
+  uint32_t *arrivals;        // AttentionPlan::arrival_words, 0xFFFFFFFF before and after
   int requests, q_heads, kv_heads, head_dim;
   int q_stride, out_stride, table_stride;
   int block_size;            // a multiple of 8, below 2^14

@@ -100,6 +100,7 @@ void paged_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_tabl
   args.soft_cap = soft_cap;
   args.window = window;
   args.partial = static_cast<float*>(workspace(call, Use::scratch, plan.partial_floats));
+  args.arrivals = static_cast<uint32_t*>(workspace(call, Use::mailbox, plan.arrival_words));
   check(launch_attention(args, plan, call.stream), "paged_attention");
 }
 

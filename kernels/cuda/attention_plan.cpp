@@ -12,16 +12,12 @@ void expect(bool fits, const char *name, const std::string &expected, int got) {
   if (!fits) throw std::invalid_argument(std::string(name) + ": expected " + expected + ", got " + std::to_string(got));
 }
 
-// The fewest rows that hold `rows`: one warp's up to 8, then warps side by side, then blocks.
+// The fewest rows that hold `rows`, up to a block's most.
 DecodeShape shape_for(int head_dim, int rows) {
-  const int lanes = head_dim <= 64 ? 8 : head_dim <= 128 ? 16 : 32;
-  for (const int held : {1, 2, 4, 8}) {
-    if (rows <= held) return decode_shape(lanes, held, 1);
+  for (const int warps : {1, 2, 4}) {
+    if (rows <= 8 * warps) return decode_shape(head_dim, warps);
   }
-  for (const int warps : {2, 4}) {
-    if (rows <= 8 * warps) return decode_shape(lanes, 8, warps);
-  }
-  return decode_shape(lanes, 8, 8);
+  return decode_shape(head_dim, 8);
 }
 
 }  // namespace
@@ -44,14 +40,14 @@ AttentionPlan plan_attention(const AttentionProblem &p) {
   if (p.decode_query_len > 0) {
     const int rows = p.decode_query_len * group;
     plan.decode = shape_for(p.head_dim, rows);
-    plan.row_blocks = ceil_div(rows, plan.decode.rows * plan.decode.row_warps);
+    plan.row_blocks = ceil_div(rows, plan.decode.rows());
     const int places = p.processors * plan.decode.blocks_per_processor;
     const int runs = std::clamp(places / (p.kv_heads * plan.row_blocks), 1, kMaxRuns);
-    // Every request ends a run before it is full; leaving room for that keeps all runs on the GPU at once.
-    plan.run_divisor = std::max({1, runs / 2, runs - p.requests});
-    plan.units = plan.run_divisor + p.requests;
+    // Every request has a run at least; with many of them, some can still be cut.
+    plan.units = p.requests <= runs / 2 ? runs : p.requests + runs / 2;
     plan.partial_rows = rows;
     plan.partial_floats = static_cast<size_t>(plan.units) * p.kv_heads * rows * (p.head_dim + 2);
+    plan.arrival_words = static_cast<size_t>(kAddingLevels) * plan.units * p.kv_heads * plan.row_blocks;
   }
   if (p.max_query_len > kDecodeTokens) {
     plan.prefill = prefill_shape(p.head_dim);
@@ -59,9 +55,9 @@ AttentionPlan plan_attention(const AttentionProblem &p) {
     // Each request's last tile may be short.
     plan.prefill_tiles = p.tokens * group / plan.prefill.rows() + std::min(p.requests, p.tokens / (kDecodeTokens + 1));
   }
-  plan.reason = plan.units == 0           ? "long queries only: tensor cores"
-                : plan.prefill_tiles == 0 ? "short queries only: bound by reading the cache; CUDA cores, equal runs of it"
-                                          : "long queries on tensor cores; short ones, bound by reading the cache, on CUDA cores";
+  plan.reason = plan.units == 0           ? "long queries only: bound by their products, in tiles of queries"
+                : plan.prefill_tiles == 0 ? "short queries only: bound by reading the cache, in equal runs"
+                                          : "long queries, bound by their products, in tiles of queries; short ones, bound by reading the cache, in equal runs of it";
   return plan;
 }
 

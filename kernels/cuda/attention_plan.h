@@ -10,8 +10,8 @@ namespace voltserve {
 
 // Requests with more new tokens than this are computed on tensor cores (attention_prefill.cuh), others as attention_decode.cuh does.
 constexpr int kDecodeTokens = 8;
-// More runs than this of one request's cache are not cut.
-constexpr int kMaxRuns = 1024;
+// More runs than this of one request's cache are not cut: they are added up by 16, three times at most.
+constexpr int kMaxRuns = 1024, kAddingLevels = 3;
 
 struct AttentionProblem {
   int requests, tokens;
@@ -23,20 +23,18 @@ struct AttentionProblem {
 
 // attention_decode.cuh's template arguments.
 struct DecodeShape {
-  int lanes;        // of a warp that share a cached token, 8 dimensions each
-  int rows;         // (new token, query head) pairs of a warp
-  int row_warps;    // warps with different rows
+  int head_dim;
+  int row_warps;    // warps with different rows, 8 each: pairs of new token and query head
   int token_warps;  // warps with the same rows and different cached tokens
-  int steps;        // cached tokens that a lane holds at once
   int blocks_per_processor;  // that fit a V100, by registers
 
+  VOLTSERVE_BOTH constexpr int rows() const { return 8 * row_warps; }
   VOLTSERVE_BOTH constexpr int threads() const { return 32 * row_warps * token_warps; }
-  VOLTSERVE_BOTH constexpr int tile() const { return token_warps * steps * (32 / lanes); }  // cached tokens of a block at once
+  VOLTSERVE_BOTH constexpr int tile() const { return 16 * token_warps; }  // cached tokens of a block at once
 };
 
-VOLTSERVE_BOTH constexpr DecodeShape decode_shape(int lanes, int rows, int row_warps) {
-  const int token_warps = row_warps >= 4 ? 1 : 4 / row_warps;
-  return {lanes, rows, row_warps, token_warps, rows == 1 ? 8 : 4, row_warps == 8 ? 1 : rows == 8 ? 2 : rows == 4 ? 3 : 4};
+VOLTSERVE_BOTH constexpr DecodeShape decode_shape(int head_dim, int row_warps) {
+  return {head_dim, row_warps, row_warps >= 4 ? 1 : 4 / row_warps, (head_dim > 128 ? 2 : head_dim > 64 ? 3 : 4) / (row_warps == 8 ? 2 : 1)};
 }
 
 // attention_prefill.cuh's template arguments.
@@ -59,10 +57,9 @@ VOLTSERVE_BOTH constexpr PrefillShape prefill_shape(int head_dim) {
 struct AttentionPlan {
   DecodeShape decode;
   int units;          // runs of cached tokens that a decoding step is cut into, at most; 0: nothing decodes
-  int run_divisor;    // the runs that equal shares are aimed at
   int row_blocks;     // blocks that share a run because its rows are too many for one
   int partial_rows;   // rows that partial results are kept for, a run and key head
-  size_t partial_floats;
+  size_t partial_floats, arrival_words;
   PrefillShape prefill;
   int prefill_tiles;  // of rows, a key head, at most; 0: nothing is long enough
   int prefill_shared_bytes;

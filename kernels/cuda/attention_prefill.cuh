@@ -14,23 +14,10 @@
 #pragma once
 
 #include "attention.cuh"
+#include "attention_mma.cuh"
 #include "attention_plan.h"
 
 namespace voltserve {
-
-// d += a b, each quad-pair its own 8x8x4. B's fragment is 4 rows of one column, or (ROW_B) 4 columns of one row.
-template <bool ROW_B>
-__device__ inline void multiply_884(float (&d)[8], uint32_t a0, uint32_t a1, uint32_t b0, uint32_t b1) {
-  if constexpr (ROW_B) {
-    asm("mma.sync.aligned.m8n8k4.row.row.f32.f16.f16.f32 {%0,%1,%2,%3,%4,%5,%6,%7}, {%8,%9}, {%10,%11}, {%0,%1,%2,%3,%4,%5,%6,%7};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7])
-        : "r"(a0), "r"(a1), "r"(b0), "r"(b1));
-  } else {
-    asm("mma.sync.aligned.m8n8k4.row.col.f32.f16.f16.f32 {%0,%1,%2,%3,%4,%5,%6,%7}, {%8,%9}, {%10,%11}, {%0,%1,%2,%3,%4,%5,%6,%7};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7])
-        : "r"(a0), "r"(a1), "r"(b0), "r"(b1));
-  }
-}
 
 // One tile of K or V: memory to registers (fetch), later to shared memory (store). A thread keeps one chunk of 8 dimensions of every
 // kStep-th position.

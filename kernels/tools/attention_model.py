@@ -10,7 +10,9 @@ that most tiles skip. With B tiles of all blocks, W warps a block and P multipro
 
     issue  = B * W / P * loop / 4 schedulers / issue_efficiency, and likewise for each pipe with its cycles
     memory = the cache read once at the read ceiling, or every block's reads at the L2's rate
-    time   = launches * fixed_seconds + (issue^4 + max pipe^4 + memory^4)^(1/4)
+    time   = fixed + (issue^4 + max pipe^4 + memory^4)^(1/4)
+
+fixed is sass_model.py's seconds of a launch, and as many once more where a decoding step adds its runs up.
 
 Beyond that model, shared memory and loads take as long as their bytes at 128 a clock and multiprocessor, whatever is
 broadcast, shuffles a clock, and special functions 16 lanes a clock (NVIDIA's table of instruction throughput).
@@ -54,7 +56,6 @@ PIPES = {
         "FMNMX",
     ),
 }  # fmt: skip
-PRODUCTS = ("HMMA", "FFMA")
 # (new tokens, positions before them) of a prompt, whole or its last chunk.
 PROMPTS = ((512, 0), (2048, 0), (8192, 0), (2048, 6144), (2048, 30720))
 
@@ -70,10 +71,12 @@ def cycles(instruction: Instruction, gpu: Gpu) -> tuple[str, float]:
 
 
 def main_loop(name: str, instructions: Sequence[Instruction]) -> list[Instruction]:
-    """The innermost loop with most of the products. Raises ValueError if there is none."""
+    """The innermost loop with most of the products (HMMA if there are any). Raises ValueError if there is none."""
+    names = [i.name.split(".")[0] for i in instructions]
+    product = "HMMA" if "HMMA" in names else "FFMA"
 
     def products(loop: Sequence[Instruction]) -> int:
-        return sum(i.name.split(".")[0] in PRODUCTS for i in loop)
+        return sum(i.name.split(".")[0] == product for i in loop)
 
     loops = []
     for branch in instructions:
@@ -176,9 +179,8 @@ class Model:
         shape = plan.decode
         if shape is None:
             raise ValueError(f"{new} new tokens: expected a decoding step, got a prompt")
-        start = f"attention_decode_kernel<(int){shape.lanes}, (int){shape.rows}, (int){shape.row_warps}>"
-        tile = shape.token_warps * shape.steps * 32 // shape.lanes
-        return self.kernel(start, shape.row_warps * shape.token_warps, shape.rows * shape.row_warps, tile)
+        start = f"attention_decode_kernel<(int){shape.head_dim}, (int){shape.row_warps}>"
+        return self.kernel(start, shape.row_warps * shape.token_warps, shape.rows, shape.tile)
 
 
 def triton_prefill(vllm: Path, head_dim: int, group: int, cuda_home: Path) -> Kernel:

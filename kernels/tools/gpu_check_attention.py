@@ -1,7 +1,8 @@
 """Checks the attention kernels on the GPU at hand against float64 and vLLM's Triton backend; writes the result as JSON.
 
-    python kernels/tools/gpu_check_attention.py [--quick] [--vllm FOLDER] --output docs/results/NAME.json
+    python kernels/tools/gpu_check_attention.py [--quick] [--ops ops.so] [--vllm FOLDER] --output docs/results/NAME.json
 
+`--ops`: through torch.ops.voltserve, which this library of kernels/setup.py defines, instead of the launchers.
 `--quick`: few and small cases, for compute-sanitizer. `--vllm`: the vllm package folder, for the comparison with
 Triton. Caches hold NaN wherever no position lies, block tables point nowhere past their request's blocks, outputs are
 NaN before each launch, and the memory around them must not change.
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ BLOCK_SIZES = (8, 16, 24, 784)
 def cases(quick: bool) -> Iterator[tuple[Lengths, int, int, int, int, int, float]]:
     """(lengths, query heads, key heads, head size, block size, window, soft cap)."""
     if quick:
-        small: Lengths = ((1, 1), (1, 70), (3, 20), (12, 33), (0, 0), (70, 70))
+        small: Lengths = ((1, 1), (1, 70), (3, 20), (12, 33), (0, 0), (70, 70), (1, 2000))
         for head_dim, (q_heads, kv_heads) in itertools.product((64, 80, 128, 256), ((4, 1), (2, 2))):
             yield small, q_heads, kv_heads, head_dim, 8, 0, 0.0
             yield small, q_heads, kv_heads, head_dim, 24, 17, 20.0
@@ -63,10 +64,27 @@ def cases(quick: bool) -> Iterator[tuple[Lengths, int, int, int, int, int, float
     yield LONG_PREFILL, 4, 1, 256, 16, 0, 0.0
 
 
+class Ops:
+    """torch.ops.voltserve's attention with AttentionLibrary's methods, so that the same cases check the binding."""
+
+    def attention(
+        self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, block_table: torch.Tensor,
+        query_start: torch.Tensor, seq_lens: torch.Tensor, decode_query_len: int, max_query_len: int,
+        out: torch.Tensor, scale: float, window: int = 0, soft_cap: float = 0.0,
+    ) -> Callable[[], None]:  # fmt: skip
+        """A callable that calls the op."""
+        batch = (q, k_cache, v_cache, block_table, query_start, seq_lens, decode_query_len, max_query_len)
+        return lambda: torch.ops.voltserve.paged_attention(*batch, scale, window, soft_cap, out)
+
+    def reshape_and_cache(self, *tensors: torch.Tensor) -> None:
+        """Calls the op."""
+        torch.ops.voltserve.reshape_and_cache(*tensors)
+
+
 class Checker(Findings):
     """Runs cases and keeps the worst of each kind."""
 
-    def __init__(self, library: AttentionLibrary, triton: Any) -> None:
+    def __init__(self, library: AttentionLibrary | Ops, triton: Any) -> None:
         super().__init__()
         self.native, self.triton = library, triton
         self.random = torch.Generator("cuda").manual_seed(11)
@@ -198,11 +216,14 @@ def main() -> int:
     options = parser(__doc__)
     options.add_argument("--quick", action="store_true")
     options.add_argument("--library", type=Path, default=LIBRARY)
+    options.add_argument("--ops", type=Path)
     options.add_argument("--vllm", type=Path)
     arguments = options.parse_args()
+    if arguments.ops:
+        torch.ops.load_library(arguments.ops)
     triton = triton_peer.load(arguments.vllm) if arguments.vllm else None
     references = "float64 and vLLM's Triton backend" if triton else "float64"
-    checker = Checker(AttentionLibrary(arguments.library), triton)
+    checker = Checker(Ops() if arguments.ops else AttentionLibrary(arguments.library), triton)
     for case in cases(arguments.quick):
         checker.case(*case)
     for head_dim, block_size, interleaved in itertools.product((64, 80, 256), (8, 24), (False, True)):
@@ -210,8 +231,8 @@ def main() -> int:
     if not arguments.quick:
         for head_dim in HEAD_DIMS:
             checker.graph(head_dim)
-    what = f"correctness of the attention kernels against {references}"
-    return checker.finish(what, arguments.output, library=str(arguments.library))
+    what = f"correctness of the attention {'ops' if arguments.ops else 'kernels'} against {references}"
+    return checker.finish(what, arguments.output, library=str(arguments.ops or arguments.library))
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ class _Problem(ctypes.Structure):
 
 
 class _DecodeShape(ctypes.Structure):
-    _fields_ = _ints("lanes rows row_warps token_warps steps blocks_per_processor")
+    _fields_ = _ints("head_dim row_warps token_warps blocks_per_processor")
 
 
 class _PrefillShape(ctypes.Structure):
@@ -35,8 +35,9 @@ class _PrefillShape(ctypes.Structure):
 class _Plan(ctypes.Structure):
     _fields_ = [
         ("decode", _DecodeShape),
-        *_ints("units run_divisor row_blocks partial_rows"),
+        *_ints("units row_blocks partial_rows"),
         ("partial_floats", ctypes.c_size_t),
+        ("arrival_words", ctypes.c_size_t),
         ("prefill", _PrefillShape),
         *_ints("prefill_tiles prefill_shared_bytes"),
         ("reason", ctypes.c_char_p),
@@ -45,7 +46,7 @@ class _Plan(ctypes.Structure):
 
 class _AttentionArgs(ctypes.Structure):
     _fields_ = [
-        *_pointers("q out k_cache v_cache block_table query_start seq_lens partial"),
+        *_pointers("q out k_cache v_cache block_table query_start seq_lens partial arrivals"),
         *_ints("requests q_heads kv_heads head_dim q_stride out_stride table_stride"),
         *_ints("block_size block_chunks token_chunks head_chunks"),
         ("scale", ctypes.c_float),
@@ -65,12 +66,20 @@ class _CacheArgs(ctypes.Structure):
 class DecodeShape:
     """A decoding block; see kernels/cuda/attention_plan.h."""
 
-    lanes: int
-    rows: int
+    head_dim: int
     row_warps: int
     token_warps: int
-    steps: int
     blocks_per_processor: int
+
+    @property
+    def rows(self) -> int:
+        """Pairs of new token and query head of a block, 8 a warp."""
+        return 8 * self.row_warps
+
+    @property
+    def tile(self) -> int:
+        """Cached tokens of a block at once, 16 a warp."""
+        return 16 * self.token_warps
 
 
 @dataclass(frozen=True)
@@ -79,10 +88,10 @@ class Plan:
 
     decode: DecodeShape | None
     units: int
-    run_divisor: int
     row_blocks: int
     partial_rows: int
     partial_floats: int
+    arrival_words: int
     prefill_rows: int
     prefill_tokens: int
     prefill_blocks_per_processor: int
@@ -112,7 +121,7 @@ class AttentionLibrary:
         raw = self._plan(requests, tokens, decode_query_len, max_query_len, q_heads, kv_heads, head_dim, processors)
         decode = DecodeShape(*(getattr(raw.decode, name) for name, _ in _DecodeShape._fields_)) if raw.units else None
         return Plan(
-            decode, raw.units, raw.run_divisor, raw.row_blocks, raw.partial_rows, raw.partial_floats,
+            decode, raw.units, raw.row_blocks, raw.partial_rows, raw.partial_floats, raw.arrival_words,
             16 * raw.prefill.warps, raw.prefill.tokens, raw.prefill.blocks_per_processor, raw.prefill_tiles,
             raw.prefill_shared_bytes, raw.reason.decode(),
         )  # fmt: skip
@@ -152,7 +161,8 @@ class AttentionLibrary:
             requests, tokens, decode_query_len, max_query_len, q_heads, kv_heads, head_dim, processors
         )  # fmt: skip
         partial = torch.full((max(1, plan.partial_floats),), torch.nan, device=q.device)
-        tensors = (q, out, k_cache, v_cache, block_table, query_start, seq_lens, partial)
+        arrivals = torch.full((max(1, plan.arrival_words),), -1, dtype=torch.int32, device=q.device)
+        tensors = (q, out, k_cache, v_cache, block_table, query_start, seq_lens, partial, arrivals)
         args = _AttentionArgs(
             *(t.data_ptr() for t in tensors),
             requests, q_heads, kv_heads, head_dim, q.stride(0), out.stride(0), block_table.stride(0),

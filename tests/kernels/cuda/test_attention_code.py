@@ -46,15 +46,19 @@ def test_prompts_are_multiplied_on_tensor_cores(model: Model, head_dim: int) -> 
 
 @pytest.mark.parametrize("new", [1, 2, 4, 8])
 @pytest.mark.parametrize("head_dim", HEAD_SIZES)
-def test_decoding_is_computed_on_cuda_cores_from_128_bit_loads(model: Model, head_dim: int, new: int) -> None:
+def test_decoding_is_multiplied_on_tensor_cores_from_128_bit_loads(model: Model, head_dim: int, new: int) -> None:
     kernel = model.decode((8, 1, head_dim), 4, new)
-    shape = model.native.plan(4, 4 * new, new, new, 8, 1, head_dim).decode
-    assert shape is not None
+    hmma = [i.name for i in kernel.loop if i.name.startswith("HMMA")]
     loads = [i for i in kernel.loop if i.name.startswith("LDG") and ".128" in i.name]
-    assert kernel.count("HMMA") == 0
-    # A key and a value for each position of a lane's; every other load of the loop is of a block table's entry.
-    assert len(loads) == 2 * shape.steps
-    assert kernel.count("LDG") - len(loads) <= 2
+    keys, values = -(-head_dim // 32), -(-head_dim // 64)  # chunks of a lane and position
+    assert all(name.startswith("HMMA.884.F32.F32") for name in hmma)
+    # A warp's 8 rows by its 16 positions by the head, for K and V; 4 HMMA are 4 times 8x8x4.
+    assert len(hmma) == 8 * 16 * (32 * keys + 64 * values) * 4 // (4 * 8 * 8 * 4)
+    assert kernel.count("FFMA") < 16
+    # Every other load of the loop is of a block table's entry; nothing goes through shared memory.
+    assert len(loads) == 2 * keys + 4 * values
+    assert kernel.count("LDG") - len(loads) == 2
+    assert kernel.count("LDS") + kernel.count("STS") == 0
 
 
 @pytest.mark.parametrize("head_dim", HEAD_SIZES)
@@ -67,11 +71,11 @@ def test_the_planned_prefill_blocks_fit_a_v100(build: Path, head_dim: int) -> No
 
 
 @pytest.mark.parametrize("rows", [1, 2, 4, 8, 16, 32, 64])
-@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("head_dim", HEAD_SIZES)
 def test_the_planned_decoding_blocks_fit_a_v100(build: Path, head_dim: int, rows: int) -> None:
     shape = AttentionLibrary(build / LIBRARY.name).plan(4, 4, 1, 1, rows, 1, head_dim).decode
     assert shape is not None
-    arguments = f"Li{shape.lanes}ELi{shape.rows}ELi{shape.row_warps}"
+    arguments = f"Li{head_dim}ELi{shape.row_warps}"
     registers, static = reports(build, "attention_decode")[arguments]
     threads = 32 * shape.row_warps * shape.token_warps
     assert registers * threads * shape.blocks_per_processor <= REGISTERS

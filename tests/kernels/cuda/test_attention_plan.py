@@ -33,26 +33,25 @@ def test_every_row_of_a_key_head_has_a_place_in_a_decoding_block(
     plan = step(attention, new=new, q_heads=q_heads, kv_heads=kv_heads, head_dim=head_dim)
     rows, shape = new * q_heads // kv_heads, plan.decode
     assert shape is not None
-    places = shape.rows * shape.row_warps
     # All in one block where that is possible, so that the cache is read once.
     assert plan.row_blocks == -(-rows // 64)
-    assert places * plan.row_blocks >= rows
-    assert places == 1 or rows > places // 2 or plan.row_blocks > 1
-    assert shape.lanes * 8 >= head_dim
+    assert shape.rows * plan.row_blocks >= rows
+    assert shape.rows == 8 or rows > shape.rows // 2 or plan.row_blocks > 1
+    assert shape.head_dim == head_dim
     assert plan.partial_rows == rows
+    # Who comes last is found for each group of runs, key head and block of rows, three times at most.
+    assert plan.arrival_words == 3 * plan.units * kv_heads * plan.row_blocks
 
 
 @pytest.mark.parametrize("requests", [1, 2, 7, 8, 32, 255])
 @pytest.mark.parametrize(("q_heads", "kv_heads"), [(32, 4), (64, 8), (12, 2), (32, 32)])
-def test_runs_fill_the_gpu_and_each_request_may_end_one_early(
+def test_runs_fill_the_gpu_and_each_request_has_one(
     attention: AttentionLibrary, requests: int, q_heads: int, kv_heads: int
 ) -> None:
     plan = step(attention, requests, q_heads=q_heads, kv_heads=kv_heads)
     assert plan.decode is not None
     places = 80 * plan.decode.blocks_per_processor // kv_heads
-    assert plan.units == plan.run_divisor + requests
-    assert plan.units <= max(places, places // 2 + requests, requests + 1)
-    assert plan.run_divisor >= max(1, places // 2)
+    assert plan.units == (places if requests <= places // 2 else requests + places // 2)
 
 
 def test_a_plan_does_not_know_lengths_so_captured_graphs_stay_right(attention: AttentionLibrary) -> None:
