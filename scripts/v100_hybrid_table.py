@@ -24,9 +24,12 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from kernels.tools import attention_model
 from kernels.tools.native import LIBRARY
+from kernels.tools.native_attention import AttentionLibrary
 from kernels.tools.sass_model import GPUS, Gpu, Model
-from scripts.v100_table import LINKS, Costs, Link
+from scripts.all_reduce_model import NCCL, OURS, Nccl, Ours
+from scripts.v100_table import Costs, attention_seconds
 from server.plan.cache import GPU_BLOCK
 from server.plan.memory import GIB, Device, Run, gib, make_plan
 from server.plan.model import text_only
@@ -39,7 +42,7 @@ LINEAR_LAYERS, FULL_LAYERS, HIDDEN, VOCABULARY = 48, 16, 5120, 248320
 MLP = ((17408, 5120), (5120, 8704))  # gate_up, down of one rank
 LINEAR = ((8192, 5120), (48, 5120), (5120, 3072), *MLP)  # in_proj_qkvz, in_proj_ba, out_proj
 FULL = ((7168, 5120), (5120, 3072), *MLP)  # qkv with the queries' gate, o
-CACHE_BYTES = 2 * 2 * 256 * 4 // RANKS  # keys and values, float16, 4 heads of 256: a token, a layer, a rank
+HEADS = (24 // RANKS, 4 // RANKS, 256)  # query and key heads of one rank, head size
 STATE_BYTES = 2 * 4 * 24 * 128 * 128  # read and written: a sequence, a layer, a rank
 PROMPT = 2048  # tokens of a step
 STREAMS, CONTEXTS = (1, 8, 16, 32), (3072, 8192, 32768)
@@ -75,26 +78,32 @@ def fitted(measured: dict[str, Any], costs: HybridCosts) -> tuple[float, float]:
     return times[8] - 8 * slope, STATE_BYTES / slope / costs.h200_copy_bytes_s
 
 
-def step(model: Model, link: Link, costs: HybridCosts, fit: tuple[float, float], sequences: int, context: int) -> Any:
+def step(
+    model: Model,
+    attention: attention_model.Model,
+    ours: Ours,
+    nccl: Nccl,
+    costs: HybridCosts,
+    fit: tuple[float, float],
+    sequences: int,
+    context: int,
+) -> Any:
     """Milliseconds of each part of a step in graphs."""
     read = model.gpu.read_bytes_s
 
     def products(shapes: tuple[tuple[int, int], ...]) -> float:
         return sum(model.row(sequences, n, k)["us"] for n, k in shapes) * 1e-6
 
-    attention = costs.attention_kernels * costs.kernel_seconds + sequences * context * CACHE_BYTES / (
-        costs.attention_share * read
-    )
     rule = fit[0] + sequences * STATE_BYTES / (fit[1] * costs.copy_bytes_s)
     small = LINEAR_LAYERS * costs.linear_small_kernels + FULL_LAYERS * costs.full_small_kernels
     parts = {
         "products": LINEAR_LAYERS * products(LINEAR) + FULL_LAYERS * products(FULL),
         "delta_rule": LINEAR_LAYERS * rule,
-        "attention": FULL_LAYERS * attention,
+        "attention": FULL_LAYERS * attention_seconds(attention, costs, HEADS, sequences, context),
         "small_kernels": small * costs.kernel_seconds,
-        "all_reduce": 2 * (LINEAR_LAYERS + FULL_LAYERS) * (link.latency + 2 * sequences * HIDDEN / link.rate),
+        "all_reduce": 2 * (LINEAR_LAYERS + FULL_LAYERS) * ours.seconds(2 * sequences * HIDDEN),
         "lm_head": 2 * VOCABULARY * HIDDEN / RANKS / (costs.lm_head_share * read),
-        "gather_logits": link.latency + 2 * sequences * VOCABULARY / RANKS / link.rate,
+        "gather_logits": nccl.seconds(2 * sequences * VOCABULARY // RANKS),
         "host": costs.graph_host_seconds,
     }
     return {name: round(1e3 * seconds, 3) for name, seconds in parts.items()}
@@ -149,11 +158,12 @@ def main() -> None:
     fit = fitted(measured, costs)
     fits = [memory(length, sequences) for length, sequences in ((8192, 8), (32768, 1), (32768, 4))]
     rows, prompts = [], {}
-    for name, link in LINKS.items():
+    for name, nccl in NCCL.items():
         model = Model(arguments.library, GPUS[name], arguments.cuda_home)
+        attention = attention_model.Model(AttentionLibrary(arguments.library), model.functions, model.gpu)
         prompts[name] = prompt_share(model.gpu, measured, costs)
         for sequences, context in [(1, context) for context in CONTEXTS] + [(many, 512) for many in STREAMS[1:]]:
-            parts = step(model, link, costs, fit, sequences, context)
+            parts = step(model, attention, OURS[name], nccl, costs, fit, sequences, context)
             total = sum(parts.values())
             row = {"gpu": name, "streams": sequences, "context": context, "graphs_ms": round(total, 2)}
             rows.append(row | {"graphs_tokens_s": round(1e3 * sequences / total, 1), "parts_ms": parts})
@@ -166,7 +176,7 @@ def main() -> None:
         "provenance": "computed",
         "command": " ".join(sys.argv),
         "stated": asdict(costs),
-        "links": {name: asdict(link) for name, link in LINKS.items()},
+        "all_reduce": {name: {"ours": asdict(OURS[name]), "nccl": asdict(nccl)} for name, nccl in NCCL.items()},
         "delta_rule_fitted_to_h200": {"fixed_us": round(fit[0] * 1e6, 2), "of_copy": round(fit[1], 3)},
         "anchors_tokens_s": ANCHORS,
         "memory": fits,

@@ -8,10 +8,10 @@ Nothing here was run on a V100. A step of M sequences at tensor parallelism 2 is
     64 layers of (four products, attention, small kernels, two all-reduces) + lm_head + gathering logits + host
 
 products        kernels/tools/sass_model.py, from the sm_70 machine code
-attention       the cache's bytes at the share of the read rate that is stated, and launches
+attention       kernels/tools/attention_model.py, from the sm_70 machine code, over what it foretold of the time that an
+                H200 took
 small kernels   norms, rotary embedding, activation, cache write: each as long as the shortest kernel in a graph
-all-reduce      PCIe: through host memory, since peer-to-peer over PCIe is off; SXM2: NCCL over NVLink. Latency +
-                bytes / rate
+all-reduce      scripts/all_reduce_model.py: ours, over PCIe through host memory, over NVLink through peer memory
 lm_head         float16, bound by reading
 host            in graphs what a step costs beside the GPU; eager the measured time of a host-bound step on the
                 machine of --measured, whose processor is newer than a V100's companion usually is
@@ -29,13 +29,16 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from kernels.tools import attention_model
 from kernels.tools.native import LIBRARY
+from kernels.tools.native_attention import AttentionLibrary
 from kernels.tools.sass_model import GPUS, Model
+from scripts.all_reduce_model import NCCL, OURS, Nccl, Ours
 
 LAYERS, HIDDEN, VOCABULARY = 64, 5120, 151936  # Qwen3-32B
 RANKS = 2
 PRODUCTS = ((5120, 5120), (5120, 4096), (25600, 5120), (5120, 12800))  # qkv, o, gate_up, down of one rank
-CACHE_BYTES = 2 * 2 * 128 * 8 // RANKS  # keys and values, float16, 8 heads of 128: a token, a layer, a rank
+HEADS = (64 // RANKS, 8 // RANKS, 128)  # query and key heads of one rank, head size
 CONTEXT = 512  # tokens a sequence has in its cache
 REFERENCE = {1: 18, 8: 95, 16: 130, 32: 140}  # the reference document's 2 x V100 16 GB PCIe, eager
 GOAL = {1: 60, 8: 400, 16: 700, 32: 1000}  # in graphs
@@ -47,42 +50,34 @@ class Costs:
 
     small_kernels: int = 7
     kernel_seconds: float = 3e-6
-    attention_kernels: int = 2  # the parts of the cache, and their sum
-    attention_share: float = 0.6  # of the read rate
+    attention_foretold: float = 0.85  # median of attention_model.py's over measured, on an H200
     lm_head_share: float = 0.96  # public measurement of a float16 matrix-vector product on a V100
     graph_host_seconds: float = 1.5e-3  # scheduling, inputs, sampling, output
 
 
-@dataclass(frozen=True)
-class Link:
-    """An all-reduce of B bytes takes latency + B / rate, with two ranks."""
-
-    latency: float
-    rate: float
-    source: str
-
-
-LINKS = {
-    "v100-pcie": Link(45e-6, 8e9, "NCCL through host memory: 30 to 60 us seen by others; PCIe 3 x16 there and back"),
-    "v100-sxm2": Link(15e-6, 100e9, "NCCL over NVLink between two cards: 10 to 20 us usual; a few of its links"),
-}
+def attention_seconds(
+    model: attention_model.Model, costs: Costs, heads: tuple[int, int, int], sequences: int, context: int
+) -> float:
+    """A layer's attention on one rank, each sequence with `context` tokens in its cache; `heads`: query, key, size."""
+    kernel = model.decode(heads, sequences, 1)
+    foretold: float = attention_model.decode(model.gpu, kernel, heads, [context] * sequences)["us"]
+    return foretold * 1e-6 / costs.attention_foretold
 
 
-def step(model: Model, link: Link, costs: Costs, sequences: int) -> dict[str, float]:
+def step(
+    model: Model, attention: attention_model.Model, ours: Ours, nccl: Nccl, costs: Costs, sequences: int
+) -> dict[str, float]:
     """Milliseconds of each part of a step in graphs."""
     read = model.gpu.read_bytes_s
     products = sum(model.row(sequences, n, k)["us"] for n, k in PRODUCTS) * 1e-6
-    attention = costs.attention_kernels * costs.kernel_seconds + sequences * CONTEXT * CACHE_BYTES / (
-        costs.attention_share * read
-    )
     reduced = 2 * sequences * HIDDEN
     parts = {
         "products": LAYERS * products,
-        "attention": LAYERS * attention,
+        "attention": LAYERS * attention_seconds(attention, costs, HEADS, sequences, CONTEXT),
         "small_kernels": LAYERS * costs.small_kernels * costs.kernel_seconds,
-        "all_reduce": LAYERS * 2 * (link.latency + reduced / link.rate),
+        "all_reduce": LAYERS * 2 * ours.seconds(reduced),
         "lm_head": 2 * VOCABULARY * HIDDEN / RANKS / (costs.lm_head_share * read),
-        "gather_logits": link.latency + 2 * sequences * VOCABULARY / RANKS / link.rate,
+        "gather_logits": nccl.seconds(2 * sequences * VOCABULARY // RANKS),
         "host": costs.graph_host_seconds,
     }
     return {name: round(1e3 * seconds, 3) for name, seconds in parts.items()}
@@ -105,7 +100,7 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
 
     mpl.rcParams["svg.hashsalt"] = "voltserve"
     figure, axes = pyplot.subplots(figsize=(7, 4))
-    for gpu in LINKS:
+    for gpu in NCCL:
         for mode, style in (("graphs", "-o"), ("eager", "--o")):
             own = [row for row in rows if row["gpu"] == gpu]
             axes.plot(
@@ -140,16 +135,19 @@ def main() -> None:
     measured = json.loads(arguments.measured.read_text())
     host_ms = {streams: host_step_ms(measured, streams) for streams in REFERENCE}
     rows = []
-    for name, link in LINKS.items():
+    for name, nccl in NCCL.items():
         model = Model(arguments.library, GPUS[name], arguments.cuda_home)
+        attention = attention_model.Model(AttentionLibrary(arguments.library), model.functions, model.gpu)
         for sequences, reference in REFERENCE.items():
-            parts = step(model, link, costs, sequences)
+            parts = step(model, attention, OURS[name], nccl, costs, sequences)
             graphs_ms = sum(parts.values())
+            with_nccl_ms = graphs_ms - parts["all_reduce"] + 2e3 * LAYERS * nccl.seconds(2 * sequences * HIDDEN)
             eager_ms = max(graphs_ms - parts["host"], host_ms[sequences])
             row = {
                 "gpu": name,
                 "streams": sequences,
                 "graphs_tokens_s": round(1e3 * sequences / graphs_ms, 1),
+                "graphs_tokens_s_with_nccl": round(1e3 * sequences / with_nccl_ms, 1),
                 "eager_tokens_s": round(1e3 * sequences / eager_ms, 1),
                 "reference_tokens_s": reference,
                 "goal_tokens_s": GOAL[sequences],
@@ -164,7 +162,7 @@ def main() -> None:
         "command": " ".join(sys.argv),
         "context_tokens": CONTEXT,
         "stated": asdict(costs),
-        "links": {name: asdict(link) for name, link in LINKS.items()},
+        "all_reduce": {name: {"ours": asdict(OURS[name]), "nccl": asdict(nccl)} for name, nccl in NCCL.items()},
         "eager_host_ms": host_ms,
         "eager_host_source": str(arguments.measured),
         "rows": rows,
