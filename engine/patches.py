@@ -4,6 +4,7 @@ Each entry says what, why and until when, and holds the checksum of the code it 
 engine refuses to start.
 """
 
+import copy
 import hashlib
 import importlib
 import importlib.metadata
@@ -61,13 +62,14 @@ class Patch:
         setattr(module, attribute, replacement)
 
 
-def apply(*, forced: bool = False) -> None:
+def apply(*, forced: bool = False, over_ray: bool = False) -> None:
     """Applies the manifest. Raises PatchMismatchError before anything is half done by the engine.
 
+    `over_ray`: Ray starts the workers. What is for that is left out elsewhere, since looking at it imports Ray.
     `forced` (VOLTSERVE_FORCE_VOLTA, for trials on other GPUs with other releases): what does not match is left as it
     is, and told.
     """
-    for patch in MANIFEST:
+    for patch in (*MANIFEST, *(OVER_RAY if over_ray else ())):
         try:
             patch.apply()
         except PatchMismatchError as mismatch:
@@ -107,15 +109,27 @@ def _from_volta_on(original: Any) -> Any:
     return CompressedTensorsWNA16
 
 
-def _uncompiled(original: Callable[..., Any]) -> Callable[..., Any]:
-    function: Callable[..., Any] = original._torchdynamo_orig_callable  # type: ignore[attr-defined]  # torch's name
-    return function
+def _uncompiled_among_few(original: Callable[..., Any]) -> Callable[..., Any]:
+    from engine import cpu_sampling
+
+    return cpu_sampling.among_few(original._torchdynamo_orig_callable)  # type: ignore[attr-defined]  # torch's name
 
 
 def _by_candidates(original: Callable[..., Any]) -> Callable[..., Any]:
     from engine import cpu_sampling
 
     return cpu_sampling.by_candidates(original)
+
+
+def _results_of_its_own(original: Any) -> Any:
+    from vllm.v1.outputs import ModelRunnerOutput
+
+    class FutureWrapper(original):  # type: ignore[misc]
+        def result(self, timeout: float | None = None) -> Any:
+            result = super().result(timeout)
+            return copy.deepcopy(result) if isinstance(result, ModelRunnerOutput) else result
+
+    return FutureWrapper
 
 
 def is_loopback(hostname: str) -> bool:
@@ -150,9 +164,10 @@ MANIFEST = (
         distribution="vllm",
         version="0.19.1",
         fingerprint="f55691fb743028e9bee95a02865c57f38885f33a5497f83c6b6261d04ce16c03",
-        make=_uncompiled,
-        reason="a CPU engine compiles it at the first sampled request, which takes seconds, or dies without a compiler",
-        drop_when="vLLM compiles it with the platform's simple_compile_backend, as it does log probabilities",
+        make=_uncompiled_among_few,
+        reason="a CPU engine compiles it at the first sampled request, for seconds, or dies without a compiler; and it "
+        "draws a random number for each token of the vocabulary",
+        drop_when="vLLM compiles it with the platform's simple_compile_backend, and draws among what top-p has kept",
     ),
     Patch(
         target="vllm.v1.sample.ops.topk_topp_sampler:apply_top_k_top_p_pytorch",
@@ -162,5 +177,18 @@ MANIFEST = (
         make=_by_candidates,
         reason="it sorts the vocabulary for each token, which costs a small model on a CPU half a step",
         drop_when="vLLM's CPU sampler finds what top-p keeps without sorting",
+    ),
+)
+
+OVER_RAY = (
+    Patch(
+        target="vllm.v1.executor.ray_utils:FutureWrapper",
+        distribution="vllm",
+        version="0.19.1",
+        fingerprint="86e2eecc4ebefbefec0d87b6100a55209f6e9622437e2383d3f12cc84d44cae3",
+        make=_results_of_its_own,
+        reason="its results hold arrays (log probabilities) in the memory that Ray's next result is to go to, and the "
+        "engine keeps them until it has that next result: with log probabilities asked for it would stop for ever",
+        drop_when="vLLM copies what it keeps of a compiled graph's result",
     ),
 )

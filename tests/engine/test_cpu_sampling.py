@@ -7,7 +7,7 @@ import torch
 from vllm.v1.sample.ops import topk_topp_sampler
 
 from engine import patches
-from engine.cpu_sampling import by_candidates, lowest_kept
+from engine.cpu_sampling import among_few, by_candidates, lowest_kept
 
 VOCABULARY = 5000
 WITHOUT_K = VOCABULARY
@@ -66,9 +66,32 @@ def test_a_vocabulary_smaller_than_the_candidates() -> None:
     assert torch.equal(by_candidates(never)(row.clone(), None, p), vllm(row.clone(), None, p, False))
 
 
+def test_few_tokens_are_drawn_as_likely_as_they_are() -> None:
+    torch.manual_seed(0)
+    draws = 20_000
+    row = torch.full((draws, 50), -torch.inf)
+    row[:, [3, 17, 40]] = torch.tensor([0.1, 0.2, 0.7]).log() + 5
+    counts = torch.bincount(among_few(never)(row), minlength=50)
+    assert counts.sum() == counts[[3, 17, 40]].sum() == draws
+    # Six standard deviations.
+    assert torch.allclose(counts[[3, 17, 40]] / draws, torch.tensor([0.1, 0.2, 0.7]), rtol=0, atol=0.02)
+
+
+def test_each_row_draws_from_its_own() -> None:
+    row = torch.full((3, VOCABULARY), -torch.inf)
+    row[0, 5], row[1, 7:9], row[2, VOCABULARY - 1] = 1.0, torch.tensor([-200.0, 200.0]), torch.inf
+    assert among_few(never)(row).tolist() == [5, 8, VOCABULARY - 1]
+
+
+def test_rows_with_many_tokens_are_left_to_vllm() -> None:
+    row = logits(2, 1.0)
+    assert among_few(lambda seen: torch.tensor([len(seen), 7]))(row).tolist() == [2, 7]
+
+
 def test_vllm_samples_with_it_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     patches.apply()
-    monkeypatch.setattr(torch.Tensor, "sort", never)
+    for name in ("sort", "div"):  # which draws among all
+        monkeypatch.setattr(torch.Tensor, name, never)
     sampler = topk_topp_sampler.TopKTopPSampler()
     row = torch.full((1, VOCABULARY), -10.0)
     row[0, 42] = 10.0
