@@ -3,8 +3,20 @@
 #include <exception>
 
 #include "all_reduce_launch.h"
+#include "c_structs.h"
 
 extern "C" {
+
+// The structs of this interface (c_structs.h).
+const char *voltserve_all_reduce_structs() {
+  using namespace voltserve;
+  static const std::string text =
+      describe("ReduceArgs", sizeof(ReduceArgs),
+               {AT(ReduceArgs, x), AT(ReduceArgs, y), AT(ReduceArgs, count), AT(ReduceArgs, half),
+                AT(ReduceArgs, rank), AT(ReduceArgs, ranks), AT(ReduceArgs, copies), AT(ReduceArgs, to),
+                AT(ReduceArgs, from), AT(ReduceArgs, turns), AT(ReduceArgs, limit_ns), AT(ReduceArgs, late)});
+  return text.c_str();
+}
 
 // Sets `blocks`; on a bad problem writes why to `error` and returns 1.
 int voltserve_plan_all_reduce(size_t bytes, int ranks, int *blocks, char *error, size_t error_size) {

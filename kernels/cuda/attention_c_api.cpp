@@ -3,8 +3,45 @@
 #include <exception>
 
 #include "attention_launch.h"
+#include "c_structs.h"
 
 extern "C" {
+
+// The structs of this interface (c_structs.h).
+const char *voltserve_attention_structs() {
+  using namespace voltserve;
+  static const std::string text =
+      describe("Problem", sizeof(AttentionProblem),
+               {AT(AttentionProblem, requests), AT(AttentionProblem, tokens), AT(AttentionProblem, decode_query_len),
+                AT(AttentionProblem, max_query_len), AT(AttentionProblem, q_heads), AT(AttentionProblem, kv_heads),
+                AT(AttentionProblem, head_dim), AT(AttentionProblem, processors)}) +
+      describe("DecodeShape", sizeof(DecodeShape),
+               {AT(DecodeShape, head_dim), AT(DecodeShape, row_warps), AT(DecodeShape, token_warps),
+                AT(DecodeShape, blocks_per_processor)}) +
+      describe("PrefillShape", sizeof(PrefillShape),
+               {AT(PrefillShape, head_dim), AT(PrefillShape, warps), AT(PrefillShape, tokens),
+                AT(PrefillShape, blocks_per_processor)}) +
+      describe("Plan", sizeof(AttentionPlan),
+               {AT(AttentionPlan, decode), AT(AttentionPlan, units), AT(AttentionPlan, row_blocks),
+                AT(AttentionPlan, partial_rows), AT(AttentionPlan, partial_floats), AT(AttentionPlan, arrival_words),
+                AT(AttentionPlan, prefill), AT(AttentionPlan, prefill_tiles), AT(AttentionPlan, prefill_shared_bytes),
+                AT(AttentionPlan, reason)}) +
+      describe("AttentionArgs", sizeof(AttentionArgs),
+               {AT(AttentionArgs, q), AT(AttentionArgs, out), AT(AttentionArgs, k_cache), AT(AttentionArgs, v_cache),
+                AT(AttentionArgs, block_table), AT(AttentionArgs, query_start), AT(AttentionArgs, seq_lens),
+                AT(AttentionArgs, partial), AT(AttentionArgs, arrivals), AT(AttentionArgs, requests),
+                AT(AttentionArgs, q_heads), AT(AttentionArgs, kv_heads), AT(AttentionArgs, head_dim),
+                AT(AttentionArgs, q_stride), AT(AttentionArgs, out_stride), AT(AttentionArgs, table_stride),
+                AT(AttentionArgs, block_size), AT(AttentionArgs, block_chunks), AT(AttentionArgs, token_chunks),
+                AT(AttentionArgs, head_chunks), AT(AttentionArgs, scale), AT(AttentionArgs, soft_cap),
+                AT(AttentionArgs, window)}) +
+      describe("CacheArgs", sizeof(CacheArgs),
+               {AT(CacheArgs, key), AT(CacheArgs, value), AT(CacheArgs, k_cache), AT(CacheArgs, v_cache),
+                AT(CacheArgs, slots), AT(CacheArgs, tokens), AT(CacheArgs, kv_heads), AT(CacheArgs, head_dim),
+                AT(CacheArgs, key_stride), AT(CacheArgs, value_stride), AT(CacheArgs, block_size),
+                AT(CacheArgs, block_chunks), AT(CacheArgs, token_chunks), AT(CacheArgs, head_chunks)});
+  return text.c_str();
+}
 
 // Fills `plan`; on a bad problem writes why to `error` and returns 1.
 int voltserve_plan_attention(const voltserve::AttentionProblem *problem, voltserve::AttentionPlan *plan, char *error,
