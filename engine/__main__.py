@@ -10,7 +10,9 @@ def main() -> None:
     """Serves until SIGTERM or until the engine dies."""
     progress.phase("importing")
     process.become_launcher()
-    if not process.spans_machines(sys.argv):
+    if process.spans_machines(sys.argv):
+        os.environ[process.OVER_RAY_VARIABLE] = "1"
+    else:
         process.stay_on_loopback(os.environ)
 
     from engine import launcher

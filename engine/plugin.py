@@ -42,7 +42,7 @@ def register() -> None:
     from engine.quantization import NAME, QuasarNvfp4Config
 
     process.follow_launcher()
-    patches.apply(forced=gpus.forced(os.environ))
+    patches.apply(forced=gpus.forced(os.environ), over_ray=process.OVER_RAY_VARIABLE in os.environ)
     progress.settle(_chosen_platform())
     if current_platform.device_type == "cpu":
         cpu_layers.register()

@@ -8,6 +8,7 @@ from collections.abc import MutableMapping, Sequence
 from itertools import pairwise
 
 LAUNCHER_VARIABLE = "VOLTSERVE_ENGINE_LAUNCHER"
+OVER_RAY_VARIABLE = "VOLTSERVE_ENGINE_OVER_RAY"  # set where Ray starts the workers, for the processes that come after
 
 # Single-node defaults: a multi-node set-up names its own interfaces and wins.
 LOOPBACK = {

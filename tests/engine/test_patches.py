@@ -6,19 +6,21 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 import torch
 from torch.distributed import rendezvous as meet
+from vllm.v1.outputs import LogprobsLists, ModelRunnerOutput
 
 from engine import patches
-from engine.patches import MANIFEST, Patch, PatchMismatchError, is_loopback
+from engine.patches import MANIFEST, OVER_RAY, Patch, PatchMismatchError, is_loopback
 
 
 def test_every_entry_fits_what_is_installed_and_says_why() -> None:
-    patches.apply()
-    patches.apply()  # a second call does nothing
-    for patch in MANIFEST:
+    patches.apply(over_ray=True)
+    patches.apply(over_ray=True)  # a second call does nothing
+    for patch in (*MANIFEST, *OVER_RAY):
         assert patch.reason
         assert patch.drop_when
 
@@ -110,3 +112,13 @@ def test_other_ranks_and_addresses_go_to_torch(monkeypatch: pytest.MonkeyPatch) 
     for arguments in (("127.0.0.1", 1, 1, 2, None, True), ("192.0.2.2", 1, 0, 2, None, True)):
         create(*arguments)
     assert calls == [("127.0.0.1", 1, 1, 2, None, True), ("192.0.2.2", 1, 0, 2, None, True)]
+
+
+def test_a_result_of_ray_s_is_the_engine_s_own() -> None:
+    """Arrays that stay in the memory of Ray's channel keep the next result out of it."""
+    output = ModelRunnerOutput(req_ids=["a"], req_id_to_index={"a": 0})
+    output.logprobs = LogprobsLists(*(np.zeros((1, 2)) for _ in range(3)), None)
+    replaced = OVER_RAY[0].make(type("Original", (), {"result": lambda self, timeout=None: output}))
+    own = replaced().result()
+    assert own.req_ids == ["a"]
+    assert not np.shares_memory(own.logprobs.logprobs, output.logprobs.logprobs)
