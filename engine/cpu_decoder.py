@@ -18,7 +18,7 @@ from vllm.model_executor.models.llama import LlamaAttention, LlamaDecoderLayer, 
 from vllm.model_executor.models.qwen2 import Qwen2Attention, Qwen2DecoderLayer, Qwen2ForCausalLM, Qwen2MLP, Qwen2Model
 from vllm.model_executor.models.qwen3 import Qwen3Attention, Qwen3DecoderLayer, Qwen3ForCausalLM, Qwen3MLP, Qwen3Model
 from vllm.v1.attention.backend import AttentionType
-from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackendImpl, CPUAttentionMetadata
+from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackendImpl, CPUAttentionMetadata, _get_attn_isa
 
 from engine import progress
 from engine.cpu_layers import CpuRMSNorm, CpuSiluAndMul
@@ -26,8 +26,10 @@ from engine.linear import QuasarNvfp4LinearMethod
 from quant.formats.modelopt import PRE_QUANT_SCALE
 
 WHAT = "decoder layers"
-# Above these a step is worth vLLM's attention, which takes many tokens of a request together.
+# Tokens of a step, and positions read again for a request's further tokens. Above these it is worth vLLM's attention,
+# which reads a request's positions once for many of its tokens.
 MAX_TOKENS = 64
+MAX_READ_AGAIN = 16384
 # Classes of a model, its decoder, layers, attention and MLP that compute what the operation does; subclasses may not.
 MODELS = (
     (LlamaForCausalLM, LlamaModel, LlamaDecoderLayer, LlamaAttention, LlamaMLP),
@@ -87,6 +89,8 @@ class Decoder:
         self._cos_sin = rotary.cos_sin_cache.float().contiguous()
         tensors = [tensor for layer in layers for tensor in _tensors(layer)]
         first = self._attention[0]
+        isa = _get_attn_isa(torch.float32, config.cache_config.block_size, first.head_size)
+        _need(isa == ISA, f"attention lays its cache out for {isa}, not for {ISA}")
         shape = (groups.pop(), first.num_heads, first.num_kv_heads, eps.pop(), first.impl.scale)
         self._made = torch.ops.voltserve.decoder_make(tensors, self._inner.norm.weight, *shape)
 
@@ -126,8 +130,9 @@ class Decoder:
         if not isinstance(by_layer, dict):  # a step that warms up
             return None
         metadata: CPUAttentionMetadata = by_layer[self._attention[0].layer_name]
-        suits = metadata.causal and metadata.isa == ISA and metadata.num_actual_tokens == tokens
-        return metadata if suits else None
+        known = metadata.causal and metadata.isa == ISA and metadata.num_actual_tokens == tokens
+        read_again = (metadata.max_query_len - 1) * metadata.max_seq_len
+        return metadata if known and read_again <= MAX_READ_AGAIN else None
 
 
 def _norms(layer: Any) -> list[Any]:
