@@ -5,7 +5,6 @@ engine refuses to start.
 """
 
 import copy
-import copy
 import hashlib
 import importlib
 import importlib.metadata
@@ -133,17 +132,6 @@ def _results_of_its_own(original: Any) -> Any:
     return FutureWrapper
 
 
-def _results_of_its_own(original: Any) -> Any:
-    from vllm.v1.outputs import ModelRunnerOutput
-
-    class FutureWrapper(original):  # type: ignore[misc]
-        def result(self, timeout: float | None = None) -> Any:
-            result = super().result(timeout)
-            return copy.deepcopy(result) if isinstance(result, ModelRunnerOutput) else result
-
-    return FutureWrapper
-
-
 def is_loopback(hostname: str) -> bool:
     """Whether `hostname` is a loopback address or `localhost`."""
     try:
@@ -189,19 +177,6 @@ MANIFEST = (
         make=_by_candidates,
         reason="it sorts the vocabulary for each token, which costs a small model on a CPU half a step",
         drop_when="vLLM's CPU sampler finds what top-p keeps without sorting",
-    ),
-)
-
-OVER_RAY = (
-    Patch(
-        target="vllm.v1.executor.ray_utils:FutureWrapper",
-        distribution="vllm",
-        version="0.19.1",
-        fingerprint="86e2eecc4ebefbefec0d87b6100a55209f6e9622437e2383d3f12cc84d44cae3",
-        make=_results_of_its_own,
-        reason="its results hold arrays (log probabilities) in the memory that Ray's next result is to go to, and the "
-        "engine keeps them until it has that next result: with log probabilities asked for it would stop for ever",
-        drop_when="vLLM copies what it keeps of a compiled graph's result",
     ),
 )
 
