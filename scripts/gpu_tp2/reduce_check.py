@@ -5,7 +5,7 @@ import re
 import tempfile
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -51,6 +51,7 @@ def check(ours: AllReduce, device: torch.device, repeats: int) -> dict[str, Any]
         "counts_and_dtypes": len(found),
         "wrong_sums": sum(wrong for wrong, _ in found),
         "other_bits_on_another_rank": sum(differ for _, differ in found),
+        "for_nccl": _for_nccl(ours, device),
         "refused": _refused(ours, device),
         "repeats": repeats,
         "wrong_in_repeats": _repeats(ours, device, repeats),
@@ -94,7 +95,7 @@ def gather(value: Any, ranks: int) -> list[Any]:
     return gathered
 
 
-def _refused(ours: AllReduce, device: torch.device) -> dict[str, bool]:
+def _for_nccl(ours: AllReduce, device: torch.device) -> dict[str, bool]:
     """What must go to NCCL."""
     two = torch.zeros(64, 2 * HIDDEN, dtype=torch.float16, device=device)
     return {
@@ -103,6 +104,35 @@ def _refused(ours: AllReduce, device: torch.device) -> dict[str, bool]:
         "int32": not ours.takes(two.int()),
         "one number too many": not ours.takes(torch.zeros(LARGEST // 2 + 1, dtype=torch.float16, device=device)),
     }
+
+
+def _refused(ours: AllReduce, device: torch.device) -> dict[str, bool]:
+    """Bad arguments of the op, each with what its error must say; none of them reaches the GPU."""
+    op = torch.ops.voltserve.all_reduce
+    to, slots, turns, rank = ours.places()
+    x = torch.zeros(8, HIDDEN, dtype=torch.float16, device=device)
+    large = torch.zeros(LARGEST // 2 + 1, dtype=torch.float16, device=device)
+    calls = {
+        "x: expected Half or Float": lambda: op(x.bfloat16(), to, slots, turns, rank, 1.0),
+        "x: expected contiguous": lambda: op(x[:, :8], to, slots, turns, rank, 1.0),
+        "x: expected a 16-byte boundary": lambda: op(x.flatten()[1:9], to, slots, turns, rank, 1.0),
+        "x: bytes: expected 1 to": lambda: op(large, to, slots, turns, rank, 1.0),
+        "to: expected 1 to 8 addresses": lambda: op(x, [], slots, turns, rank, 1.0),
+        "from_: expected 2 to 8 addresses": lambda: op(x, to, slots[:1], turns, 0, 1.0),
+        "from_: expected multiples of 16": lambda: op(x, to, [slots[0] + 8, slots[1]], turns, rank, 1.0),
+        "turns: expected": lambda: op(x, to, slots, turns[1:], rank, 1.0),
+        "rank: expected 0 to": lambda: op(x, to, slots, turns, len(slots), 1.0),
+        "limit: expected seconds": lambda: op(x, to, slots, turns, rank, 0.0),
+    }
+    return {message: _raises(call, message) for message, call in calls.items()}
+
+
+def _raises(call: Callable[[], Any], message: str) -> bool:
+    try:
+        call()
+    except RuntimeError as error:
+        return message in str(error)
+    return False
 
 
 def _repeats(ours: AllReduce, device: torch.device, repeats: int) -> int:
