@@ -5,8 +5,7 @@ engines, network interfaces) goes with it, so nothing is left behind even where 
 hang on one switch, a bridge in a namespace of its own, which this machine's firewall rules (Docker's) do not reach.
 Needs root.
 
-Of files, /tmp/ray and /dev/shm are a machine's own. Ray names semaphores after process ids, which come again on every
-machine: with one /dev/shm for all, those of two machines were one, and compiled graphs hung.
+Of files, /tmp/ray and /dev/shm are a machine's own: processes of two machines must not meet in shared memory.
 """
 
 from __future__ import annotations
