@@ -29,6 +29,11 @@ class ReportingLoader(DefaultModelLoader):  # type: ignore[misc]  # vLLM's class
     def load_model(self, vllm_config: VllmConfig, model_config: ModelConfig, prefix: str = "") -> nn.Module:
         """Builds and loads the model; what follows in vLLM is sizing the KV cache and the warm-up run."""
         progress.phase("weights")
+        if model_config.is_hybrid:
+            # Not before: on a GPU its import initializes CUDA, and vLLM would not fork this process.
+            from engine import gdn
+
+            gdn.register()
         model: nn.Module = super().load_model(vllm_config, model_config, prefix)
         if vllm_config.compilation_config.mode == CompilationMode.NONE:
             recording.call_attention_directly(model)

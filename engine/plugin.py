@@ -37,7 +37,7 @@ def register() -> None:
     from vllm.model_executor.model_loader import register_model_loader
     from vllm.platforms import current_platform
 
-    from engine import awq, cpu_attention, cpu_layers, gdn, norms, patches, process, triton_driver
+    from engine import awq, cpu_attention, cpu_layers, norms, patches, process, triton_driver
     from engine.loader import LOAD_FORMAT, ReportingLoader
     from engine.quantization import NAME, QuasarNvfp4Config
 
@@ -45,15 +45,17 @@ def register() -> None:
     patches.apply(forced=gpus.forced(os.environ), over_ray=process.OVER_RAY_VARIABLE in os.environ)
     progress.settle(_chosen_platform())
     if current_platform.device_type == "cpu":
+        from engine import gdn  # on GPUs the loader does it: importing initializes CUDA there
+
         cpu_layers.register()
         cpu_attention.register()
+        gdn.register()
     elif not current_platform.has_device_capability(75):
         awq.register()
         compiler = triton_driver.compiler(os.environ)
         progress.settle(volta.choose_launchers(compiler))
         if not compiler:
             triton_driver.activate()
-    gdn.register()
     norms.register()
     register_quantization_config(NAME)(QuasarNvfp4Config)
     register_model_loader(LOAD_FORMAT)(ReportingLoader)

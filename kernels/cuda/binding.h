@@ -63,6 +63,20 @@ T* data(const Tensor& tensor) {
   return static_cast<T*>(tensor.data_ptr());
 }
 
+// A contiguous tensor of this shape and of x's dtype on the call's GPU. torch::stable::new_empty looks the operator up by its name,
+// which takes the host about as long as a launch.
+inline Tensor empty(const Call& call, const Tensor& x, const std::vector<int64_t>& shape) {
+  std::vector<int64_t> strides(shape.size());
+  int64_t step = 1;
+  for (size_t d = shape.size(); d-- > 0; step *= shape[d]) strides[d] = step;
+  int32_t dtype = 0;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(x.get(), &dtype));
+  AtenTensorHandle made = nullptr;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<int64_t>(shape.size()), shape.data(), strides.data(), dtype,
+                                                  aoti_torch_device_type_cuda(), call.gpu.index, &made));
+  return Tensor(made);
+}
+
 // What an op may find in its workspace: anything (scratch), or 0xFFFFFFFF everywhere (mailbox), which it must leave so.
 enum class Use { scratch, mailbox };
 

@@ -82,11 +82,16 @@ std::tuple<Tensor, Tensor> pack(Tensor codes, Tensor block_scales, int64_t group
   return {packed, torch::stable::narrow(scales, 1, 0, groups)};
 }
 
+// x in this shape. An operator of torch's costs the host as much as a launch, so none is called for nothing.
+Tensor shaped(const Tensor& x, const std::vector<int64_t>& shape) {
+  return shape_of(x) == shape ? x : torch::stable::reshape(x, shape);
+}
+
 // x as the kernels read it: [M, K], elements of a row together, rows 16-byte aligned.
 Tensor readable(const Tensor& x, int64_t k) {
   int64_t m = 1;
   for (int64_t d = 0; d + 1 < x.dim(); ++d) m *= x.size(d);
-  Tensor flat = torch::stable::reshape(x, {m, k});
+  const Tensor flat = shaped(x, {m, k});
   const bool aligned = reinterpret_cast<uintptr_t>(flat.data_ptr()) % 16 == 0;
   if (flat.stride(1) == 1 && (flat.stride(0) % 8 == 0 || m == 1) && aligned) return flat;
   return torch::stable::clone(torch::stable::contiguous(flat));
@@ -110,7 +115,7 @@ void dequantize_rows(const Call& call, const Matrix& w, int64_t first, const Ten
 // y = x W^T by way of fp16 weights and cuBLAS, a tile of W at a time.
 void dense(const Call& call, const Tensor& x, const Matrix& w, const Tensor& y) {
   const int64_t step = std::max<int64_t>(kTileRows, kDequantizedBytes / (2 * w.k) / kTileRows * kTileRows);
-  Tensor scratch = torch::stable::new_empty(x, {std::min(step, w.n), w.k});
+  Tensor scratch = empty(call, x, {std::min(step, w.n), w.k});
   for (int64_t first = 0; first < w.n; first += step) {
     const Tensor rows = torch::stable::narrow(scratch, 0, 0, std::min(step, w.n - first));
     dequantize_rows(call, w, first, rows);
@@ -150,20 +155,20 @@ Tensor linear(Tensor x, Tensor packed, Tensor scales, Tensor row_factor, int64_t
   shape.back() = w.n;
   int64_t m = 1;
   for (size_t d = 0; d + 1 < shape.size(); ++d) m *= shape[d];
-  Tensor y = torch::stable::new_empty(x, {m, w.n});
-  if (m == 0 || w.n == 0) return torch::stable::reshape(y, shape);
+  Tensor y = empty(call, x, shape);
+  if (m == 0 || w.n == 0) return y;
   const Tensor from = readable(x, w.k);
 
   const Plan chosen = plan(problem(call, m, w, 0));
   if (chosen.path == Path::dequantize) {
-    dense(call, from, w, y);
+    dense(call, from, w, shaped(y, {m, w.n}));
     if (bias) y = torch::stable::subtract(y, *bias, -1.0);  // the stable ABI has no add
   } else {
     LinearArgs args = fused(call, from, w, y, chosen);
     if (bias) args.bias = halves(*bias);
     check(launch_linear(args, w.group, chosen, call.stream), "nvfp4_linear");
   }
-  return torch::stable::reshape(y, shape);
+  return y;
 }
 
 Tensor moe_linear(Tensor x, Tensor packed, Tensor scales, Tensor row_factor, int64_t group_size, Tensor slots, Tensor experts,
@@ -177,7 +182,7 @@ Tensor moe_linear(Tensor x, Tensor packed, Tensor scales, Tensor row_factor, int
   expect("padded_slots", padded_slots, call.place, ScalarType::Int, {1});
   expect_at_least("top_k", top_k, 1);
   const int64_t blocks = experts.size(0), block = blocks ? slots.size(0) / blocks : 0, routed = x.size(0) * top_k;
-  const Tensor y = torch::stable::new_empty(x, {routed, w.n});
+  const Tensor y = empty(call, x, {routed, w.n});
   if (routed == 0 || blocks == 0) return y;
   const Tensor from = readable(x, w.k);
 
