@@ -3,7 +3,7 @@
 # made here (build/gpu_e2e/): the launcher, HTTP, vLLM, our kernels. A GPU that is no V100 is treated as one
 # (VOLTSERVE_FORCE_VOLTA); its speed is its own, and mma.m8n8k4, with which a V100 multiplies 2 to 1024 tokens, is emulated
 # after Volta. Results go to $OUT/results.tar.xz (default: build/gpu_e2e/out/), renewed after each step; each step has a time limit.
-# Usage: gpu_e2e.sh STEP…     small | small_not_recorded | moe | answers | speed | eager_speed | hybrid |
+# Usage: gpu_e2e.sh STEP…     small | moe | answers | speed | eager_speed | hybrid | hybrid_eager |
 #   long_context | clean
 # Large models stay in the machine's memory, where another step may want them; `clean` removes them.
 set -uo pipefail
@@ -18,16 +18,18 @@ cp -u $PACK/model.0? "$WORK/" 2>/dev/null
 SHM=/dev/shm/gpu_e2e
 DEVICE="$(nvidia-smi --query-gpu=name --format=csv,noheader | head -n 1); our kernels from compute_70 PTX"
 
-# eager NAME MODEL FLAG…: the default preset's steps, recorded; not_recorded: the same without recording them.
+# eager NAME MODEL FLAG…: the default preset's steps, recorded and not.
 eager() {
   local name=$1 model=$2; shift 2
   step "${SPEED_LIMIT:-150}" "$name" python3 scripts/gpu_e2e/measure.py "$model" "$OUT/$name.json" --eager --ways kernels "$@"
   grep "'way'" "$OUT/$name.log"
 }
-not_recorded() { TORCH_COMPILE_DISABLE=1 eager "$@"; }
 
 # What an eager step of a small model is made of.
 small_model() { [[ -d $WORK/small ]] || step 30 small-model python3 scripts/gpu_e2e/synthetic.py smollm2 "$WORK/small"; }
+small() { small_model && eager small "$WORK/small" --memory 0.1 --cache-bytes 2147483648 --streams 1 8; }
+
+model() { [[ -d $WORK/small ]] || step 30 small-model python3 scripts/gpu_e2e/synthetic.py smollm2 "$WORK/small"; }
 SMALL=(--memory 0.1 --cache-bytes 2147483648 --streams 1 8)
 small() { small_model && eager small "$WORK/small" "${SMALL[@]}"; }
 small_not_recorded() { small_model && not_recorded small-not-recorded "$WORK/small" "${SMALL[@]}"; }
@@ -90,7 +92,7 @@ speed() {
   grep "'way'" "$OUT/big-speed.log"
 }
 
-# Its eager steps, recorded.
+# Its eager steps.
 eager_speed() { big_model && eager big-eager "$BIG" --tokens 32; }
 
 # The 27B with Gated DeltaNet layers, text only: as `speed`. LAYERS=8 for a short trial.
@@ -104,6 +106,9 @@ hybrid() {
     --library "$WORK/site/libvoltserve_cuda.so"
   grep "'way'\|largest" "$OUT/hybrid-speed.log"
 }
+
+# Its eager steps.
+hybrid_eager() { hybrid_model && eager hybrid-eager "$HYBRID" --tokens 32; }
 
 clean() { rm -rf "$SHM"; }
 

@@ -4,8 +4,8 @@
 
 --make writes MODEL first, of a shape of synthetic.py, while vLLM is imported. --library: libvoltserve_cuda.so, whose
 kernel that only reads is the yardstick. --eager: as `serve --enforce-eager`, whose steps are recorded
-(engine/recording.py; TORCH_COMPILE_DISABLE=1: not recorded); without it, eager steps are those beside graphs, which
-never are.
+(engine/recording.py), and the same steps not recorded, in turns; without it, eager steps are those beside graphs, which
+never are recorded.
 
 The reference way dequantizes each weight to float16 and calls cuBLAS, on every call. Only the two ways to multiply
 change between runs: model, cache, attention, sampling and engine are the same, in one process. Prompts are random.
@@ -34,6 +34,7 @@ from served import listen_for_decisions
 from synthetic import SHAPES
 from torch.nn import functional
 from vllm.distributed.parallel_state import get_tp_group
+from vllm.model_executor.layers.attention import Attention
 
 from engine import recording
 from engine.graph_check import GraphSwitch
@@ -70,6 +71,17 @@ class Bench(GraphSwitch):
             torch.cuda.empty_cache()
             self.model_runner.capture_model()
         return len(methods)
+
+    def voltserve_recorded(self, wanted: bool) -> bool:
+        """From now on replays the recorded step or runs the model's modules; returns whether one was recorded."""
+        model = self.model_runner.get_model()
+        recorded = [module for module in model.modules() if hasattr(module, "_compiled_callable")]
+        for module in recorded:
+            module.do_not_compile = not wanted
+        for module in model.modules():
+            if isinstance(module, Attention):
+                module.use_direct_call = not wanted
+        return bool(recorded)
 
     def voltserve_memory(self) -> dict[str, int]:
         """Bytes on this GPU."""
@@ -285,9 +297,9 @@ async def run(arguments: argparse.Namespace) -> None:
         await measure(engine, 2, arguments.prompt, 4, vocabulary, seed := seed + 1)  # compiles what is compiled late
         # Eager steps of the reference way wait for the host as ours do: one row shows it.
         for streams in arguments.streams if graphs or way != "reference" else arguments.streams[:1]:
-            row = await measure(engine, streams, arguments.prompt, arguments.tokens, vocabulary, seed := seed + 1)
-            result["rows"].append({"way": way, "graphs": graphs} | row)
-            print(result["rows"][-1], flush=True)
+            for row in await rates(engine, arguments, streams, vocabulary, seed := seed + 1):
+                result["rows"].append({"way": way, "graphs": graphs} | row)
+                print(result["rows"][-1], flush=True)
             save()
     if current != "kernels":
         await call("voltserve_way", "kernels")
@@ -299,6 +311,21 @@ async def run(arguments: argparse.Namespace) -> None:
     if arguments.library:
         add_floor(result, read_ceiling(arguments.library))
     save()
+
+
+async def rates(
+    engine: Any, arguments: argparse.Namespace, streams: int, vocabulary: int, seed: int
+) -> list[dict[str, Any]]:
+    """One row; with --eager three of recorded steps and three of steps that are not, in turns, since a machine's
+    processors are not equally fast all the time.
+    """
+    rows = []
+    for recorded in (True, False) * 3 if arguments.eager else (False,):
+        if arguments.eager:
+            await engine.collective_rpc("voltserve_recorded", args=(recorded,))
+        row = await measure(engine, streams, arguments.prompt, arguments.tokens, vocabulary, seed)
+        rows.append({"recorded": recorded} | row)
+    return rows
 
 
 async def profile(engine: Any, arguments: argparse.Namespace, vocabulary: int, kind: str) -> None:

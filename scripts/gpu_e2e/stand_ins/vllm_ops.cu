@@ -4,6 +4,7 @@
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/tensor.h>
 
+#include <algorithm>
 #include <optional>
 
 #include "../../../kernels/cuda/binding.h"
@@ -12,10 +13,15 @@ namespace {
 
 using namespace voltserve;
 
-constexpr int kThreads = 256;
+constexpr int kThreads = 256, kMostThreads = 1024;
+constexpr int kChunk = 8, kChunks = 2;  // halves that a thread moves at once; how often, in a row of at most 16,384
+
+struct alignas(16) Chunk {
+  __half2 pairs[kChunk / 2];
+};
 
 __device__ float block_sum(float value) {
-  __shared__ float parts[kThreads / 32];
+  __shared__ float parts[kMostThreads / 32];
   for (int lane = 16; lane > 0; lane /= 2) value += __shfl_xor_sync(0xFFFFFFFF, value, lane);
   if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = value;
   __syncthreads();
@@ -30,29 +36,50 @@ __global__ void norm_kernel(__half* out, const __half* x, __half* residual, cons
                             int64_t x_head, int heads, int width) {
   const int64_t row = blockIdx.x;
   const __half* from = x + row / heads * x_token + row % heads * x_head;
-  __half* added = residual == nullptr ? nullptr : residual + row * width;
+  Chunk held[kChunks];
   float squares = 0;
-  for (int i = threadIdx.x; i < width; i += blockDim.x) {
-    float value = __half2float(from[i]);
-    if (added != nullptr) {
-      added[i] = __float2half(value + __half2float(added[i]));
-      value = __half2float(added[i]);
+#pragma unroll
+  for (int c = 0; c < kChunks; ++c) {
+    const int i = (c * blockDim.x + threadIdx.x) * kChunk;
+    if (i >= width) continue;
+    held[c] = *reinterpret_cast<const Chunk*>(from + i);
+    if (residual != nullptr) {
+      Chunk& added = *reinterpret_cast<Chunk*>(residual + row * width + i);
+      for (int p = 0; p < kChunk / 2; ++p) held[c].pairs[p] = __hadd2(held[c].pairs[p], added.pairs[p]);
+      added = held[c];
     }
-    squares += value * value;
+    for (int p = 0; p < kChunk / 2; ++p) {
+      const float2 value = __half22float2(held[c].pairs[p]);
+      squares += value.x * value.x + value.y * value.y;
+    }
   }
   const float scale = rsqrtf(block_sum(squares) / width + eps);
-  for (int i = threadIdx.x; i < width; i += blockDim.x) {
-    const float value = __half2float(added != nullptr ? added[i] : from[i]);
-    out[row * width + i] = __float2half(value * scale * __half2float(weight[i]));
+#pragma unroll
+  for (int c = 0; c < kChunks; ++c) {
+    const int i = (c * blockDim.x + threadIdx.x) * kChunk;
+    if (i >= width) continue;
+    const Chunk factors = *reinterpret_cast<const Chunk*>(weight + i);
+    for (int p = 0; p < kChunk / 2; ++p) {
+      const float2 value = __half22float2(held[c].pairs[p]), factor = __half22float2(factors.pairs[p]);
+      held[c].pairs[p] = __floats2half2_rn(value.x * scale * factor.x, value.y * scale * factor.y);
+    }
+    *reinterpret_cast<Chunk*>(out + row * width + i) = held[c];
   }
 }
 
+__device__ float silu(float x) { return x / (1 + __expf(-x)); }
+
 __global__ void silu_kernel(__half* out, const __half* x, int width) {
   const int64_t row = blockIdx.x;
-  for (int i = blockIdx.y * blockDim.x + threadIdx.x; i < width; i += gridDim.y * blockDim.x) {
-    const float gate = __half2float(x[2 * row * width + i]), up = __half2float(x[(2 * row + 1) * width + i]);
-    out[row * width + i] = __float2half(gate / (1 + __expf(-gate)) * up);
+  const int i = (blockIdx.y * blockDim.x + threadIdx.x) * kChunk;
+  if (i >= width) return;
+  Chunk gates = *reinterpret_cast<const Chunk*>(x + 2 * row * width + i);
+  const Chunk ups = *reinterpret_cast<const Chunk*>(x + (2 * row + 1) * width + i);
+  for (int p = 0; p < kChunk / 2; ++p) {
+    const float2 gate = __half22float2(gates.pairs[p]), up = __half22float2(ups.pairs[p]);
+    gates.pairs[p] = __floats2half2_rn(silu(gate.x) * up.x, silu(gate.y) * up.y);
   }
+  *reinterpret_cast<Chunk*>(out + row * width + i) = gates;
 }
 
 // A block a head of a token.
@@ -72,7 +99,8 @@ __global__ void rotary_kernel(const int64_t* positions, __half* x, const __half*
 
 __half* halves(const Tensor& tensor) { return data<__half>(tensor); }
 
-int threads_for(int64_t width) { return width >= kThreads ? kThreads : 32; }
+// One for each chunk of a row, in whole warps.
+int threads_for(int64_t width) { return std::min<int64_t>(kMostThreads, (width + 32 * kChunk - 1) / (32 * kChunk) * 32); }
 
 void rms_norm(Tensor out, Tensor x, Tensor weight, double eps) {
   const Call call("x", x);
@@ -99,7 +127,7 @@ void silu_and_mul(Tensor out, Tensor x) {
   const Call call("x", x);
   const int64_t width = out.size(out.dim() - 1), rows = out.numel() / width;
   if (rows > 0) {
-    silu_kernel<<<dim3(rows, (width + 1023) / 1024), kThreads, 0, call.stream>>>(halves(out), halves(x), width);
+    silu_kernel<<<dim3(rows, (width + kThreads * kChunk - 1) / (kThreads * kChunk)), kThreads, 0, call.stream>>>(halves(out), halves(x), width);
   }
   check(cudaGetLastError(), "silu_and_mul");
 }
