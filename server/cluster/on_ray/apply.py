@@ -7,7 +7,7 @@ code 1 where a model does not come up.
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import ray
@@ -32,16 +32,36 @@ def main() -> None:
     say = own_output()
     connect()
     serve.start(proxy_location="Disabled")  # requests come through our gateway
-    surging = _surging(file, module, say)
-    _run({DIRECTORY: application.directory_with(user_config=directory_config(file, module))})
+    before = _versions()
+    surging = _surging(file, module, before, say)
+    _tell_directory(file, module, before)
     for name in set(serve.status().applications) - {DIRECTORY, *(model.application for model in file.models)}:
         if name.startswith(f"{DIRECTORY}-"):
             serve.delete(name, _blocking=False)
             say({"decision": ("application", f"{name} deleted", "its model is not in the file")})
-    fine = _roll(file, module, surging, say)
-    if surging:
-        fine = _roll(file, module, {}, say) and fine
-    raise SystemExit(0 if fine else 1)
+    failed = _roll(file, file.models, module, surging, say)
+    # A model that failed keeps the place of its one replica more: without it Serve would stop one that works.
+    failed |= _roll(file, [one for one in file.models if one.name in surging.keys() - failed], module, {}, say)
+    new = {one["name"]: one["version"] for one in directory_config(file, module)["models"] if one["name"] not in failed}
+    _tell_directory(file, module, {**before, **new})
+    raise SystemExit(1 if failed else 0)
+
+
+def _versions() -> dict[str, str]:
+    """The version that each model was last brought up in."""
+    if DIRECTORY not in serve.status().applications:
+        return {}
+    handle = serve.get_deployment_handle("directory", DIRECTORY)
+    models = handle.configured.remote().result(timeout_s=ANSWER_LIMIT)["models"]
+    return {one["name"]: one["version"] for one in models}
+
+
+def _tell_directory(file: ClusterFile, module: str, versions: Mapping[str, str]) -> None:
+    """Tells the directory the models, and the versions that they have come up in."""
+    config = directory_config(file, module)
+    for one in config["models"]:
+        one["version"] = versions.get(one["name"], "")
+    _run({DIRECTORY: application.directory_with(user_config=config)})
 
 
 def _run(targets: Mapping[str, serve.Application]) -> None:
@@ -50,19 +70,21 @@ def _run(targets: Mapping[str, serve.Application]) -> None:
     serve.run_many(runs, wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
 
 
-def _roll(file: ClusterFile, module: str, surging: Mapping[str, int], say: Say) -> bool:
-    """Deploys every model, with so many replicas more, and waits. Whether all came up."""
+def _roll(file: ClusterFile, models: Iterable[Model], module: str, surging: Mapping[str, int], say: Say) -> set[str]:
+    """Deploys these models, with so many replicas more, and waits. The names of those that do not come up."""
     targets = {}
-    for model in file.models:
+    for model in models:
         arguments = replica_arguments(file, model, module)
         options = deployment_options(model, surging.get(model.name, 0))
         targets[model.application] = application.engine_with(arguments, version=version_of(arguments), **options)
+    if not targets:
+        return set()
     _run(targets)
-    return _wait(targets, say)
+    return {name.removeprefix(f"{DIRECTORY}-") for name in _wait(targets, say)}
 
 
-def _wait(names: Mapping[str, Any], say: Say) -> bool:
-    """Waits until Serve says of each application that it runs, or cannot."""
+def _wait(names: Collection[str], say: Say) -> list[str]:
+    """Waits until Serve says of each application that it runs, or cannot; returns those that cannot."""
     told: dict[str, str] = {}
     while True:
         found = serve.status().applications
@@ -77,22 +99,17 @@ def _wait(names: Mapping[str, Any], say: Say) -> bool:
                 told[name] = text
                 say({"progress": (name, text)})
         if all(name in found and found[name].status in ended for name in names):
-            return all(found[name].status is ApplicationStatus.RUNNING for name in names)
+            return [name for name in names if found[name].status is not ApplicationStatus.RUNNING]
         time.sleep(POLL)
 
 
-def _surging(file: ClusterFile, module: str, say: Say) -> dict[str, int]:
+def _surging(file: ClusterFile, module: str, before: Mapping[str, str], say: Say) -> dict[str, int]:
     """The models to be updated with one replica more meanwhile, so that as many as before serve at every moment."""
-    if DIRECTORY not in serve.status().applications:
-        return {}
-    handle = serve.get_deployment_handle("directory", DIRECTORY)
-    before = handle.configured.remote().result(timeout_s=ANSWER_LIMIT)["models"]
-    versions = {one["name"]: one["version"] for one in before}
     free = ray.available_resources()
     surging = {}
     for model in file.models:
         version = version_of(replica_arguments(file, model, module))
-        if versions.get(model.name, version) == version:
+        if before.get(model.name, "") in {"", version}:
             continue
         choice, reason = _surge(model, free)
         say({"decision": (f"update of {model.name}", choice, reason)})

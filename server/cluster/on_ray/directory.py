@@ -28,7 +28,6 @@ class Directory:
     def announce(self, record: dict[str, Any]) -> None:
         """Takes a replica's address (the fields of `cluster.replica.Address`)."""
         self._replicas[record["id"]] = time.monotonic(), record
-        self._failures.pop(record["model"], None)
 
     def withdraw(self, replica: str, model: str, failure: str) -> None:
         """Forgets a replica; `failure` says why it ended, where that was not asked for."""
