@@ -49,9 +49,10 @@ reduce() {
 
 # mma.m8n8k4, with which a V100 multiplies 2 to 1024 tokens, is emulated after Volta: rates above one stream are no V100's.
 # All-reduces by our kernel and by NCCL, in one engine each for shared and for peer memory; then eager steps.
-speed() {
-  NCCL_P2P_DISABLE=1 speed_of speed-shared --only-graphs && speed_of speed-peer --only-graphs && NCCL_P2P_DISABLE=1 speed_of speed-eager --eager
-}
+speed_shared() { NCCL_P2P_DISABLE=1 speed_of speed-shared --only-graphs; }
+speed_peer() { speed_of speed-peer --only-graphs; }
+speed_eager() { NCCL_P2P_DISABLE=1 speed_of speed-eager --eager; }
+speed() { speed_shared && speed_peer && speed_eager; }
 # speed_of NAME FLAG…
 speed_of() {
   [[ -f $BIG/config.json ]] || step 120 big python3 scripts/gpu_e2e/synthetic.py qwen3-32b "$BIG" --device cuda || return 1
