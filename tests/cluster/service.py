@@ -75,16 +75,16 @@ class Service:
 
 @contextlib.contextmanager
 def serving(
-    cluster: RayCluster, model: Mapping[str, Any], *flags: str, command: tuple[str, ...] = FAKE
+    cluster: RayCluster, model: Mapping[str, Any], *flags: str, command: tuple[str, ...] = FAKE, port: int = PORT
 ) -> Iterator[Service]:
     """The model, as cluster.yaml has it, behind a gateway that is up but need not be ready."""
     assert cluster.head is not None
     file = cluster.folder / "cluster.yaml"
     file.write_text(yaml.safe_dump({"schema": 1, "models": [dict(model)]}))
     address = cluster.head.address
-    gateway_command = [*command, str(file), "--host", address, "--port", str(PORT), *flags]
+    gateway_command = [*command, str(file), "--host", address, "--port", str(port), *flags]
     gateway = cluster.driver(*gateway_command)
-    service = Service(cluster, file, gateway, f"http://{address}:{PORT}")
+    service = Service(cluster, file, gateway, f"http://{address}:{port}")
     wait_until(lambda: service.health()[0] or gateway.poll(), READY_LIMIT_S, "the gateway's /health")
     assert gateway.poll() is None, f"it ended with {gateway.poll()}; {cluster.folder} has its log"
     try:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.cluster.machines import Machine
 from tests.cluster.ray_nodes import BIN, RayCluster
-from tests.cluster.service import ROOT, Load, report, serving
+from tests.cluster.service import PORT, ROOT, Load, report, serving
 from tests.server.conftest import make_model
 
 ANSWER = {"tokens": 12, "first_delay": 0.3, "delay": 0.05}
@@ -120,3 +120,18 @@ def test_a_version_that_does_not_come_up_leaves_the_one_before_serving(
             service.wait_for_replicas(1, "after the way back")
         report("a version that does not come up, under load", all=load)
         assert not load.failed()
+
+
+def test_a_second_gateway_serves_the_same_replicas(cluster: RayCluster, model: dict[str, Any]) -> None:
+    start(cluster, 1)
+    model["replicas"] = 1
+    with serving(cluster, model) as first:
+        first.wait_for_replicas(1)
+        with serving(cluster, model, "--gateway-only", port=PORT + 1) as second:
+            second.wait_for_replicas(1)
+            assert [one["name"] for one in first.health()[1]] == [one["name"] for one in second.health()[1]]
+            loads = [Load(each.url, 2, {"model": "m", "prompt": "Hi"}) for each in (first, second)]
+            with loads[0], loads[1]:
+                time.sleep(2)
+            report("two gateways", first=loads[0], second=loads[1])
+            assert all(load.outcomes and not load.failed() for load in loads)
