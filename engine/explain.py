@@ -14,8 +14,8 @@ from engine import recording, triton_driver, volta
 from engine.volta import Choice
 
 V100_ARCH, V100_PROCESSORS = 70, 80
-# Where a route may begin: plan.h's blocks of tokens begin after a power of two, or among the first few.
-BEGINNINGS = (1, 2, 3, 4, 5, *(2**exponent + 1 for exponent in range(3, 12)))
+# Where a route may begin: blocks of tokens (plan.h) after a power of two or among the first few, cuBLAS after 768.
+BEGINNINGS = (1, 2, 3, 4, 5, 9, 17, 33, 65, 129, 257, 513, 769, 1025, 2049)
 
 
 def choose_routes(route: Callable[[int], str]) -> list[Choice]:

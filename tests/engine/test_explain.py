@@ -52,4 +52,4 @@ def test_the_engine_explains_itself_without_a_gpu() -> None:
     assert told["attention backend"]
     assert told["steps of the model"] == "recorded"
     assert told["launchers of Triton's kernels"] in ("Triton's", "engine.triton_driver")
-    assert told["kernel for 1025 tokens and more"] == "dequantize + cuBLAS"
+    assert told["kernel for 769 tokens and more"] == "dequantize + cuBLAS"
