@@ -94,7 +94,8 @@ __global__ void __launch_bounds__(decode_shape(HEAD_DIM, ROW_WARPS).threads(), d
   uint4 q[kKeyChunks];
   {
     const int row = first_row + products.query_row(), token = row / heads, head = kv_head * heads + row % heads;
-    const uint4 *const from = reinterpret_cast<const uint4 *>(args.q + static_cast<size_t>(query.first + token) * args.q_stride + head * HEAD_DIM);
+    const __half *const of_head = args.q + static_cast<size_t>(query.first + token) * args.q_stride + head * HEAD_DIM;
+    const uint4 *const from = reinterpret_cast<const uint4 *>(of_head);
 #pragma unroll
     for (int j = 0; j < kKeyChunks; ++j) {
       const int chunk = products.key_chunk() + 4 * j;

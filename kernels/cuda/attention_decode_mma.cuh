@@ -3,8 +3,8 @@
 //
 // Volta, mma.m8n8k4 (HMMA.884). A lane is number l (0 .. 3) of quad-pair p (0 .. 3), in its half h. Scores: the rows are operand A, shared
 // by all, positions operand B, one a lane; the quad-pairs differ in the dimensions, so that a warp reads 64 bytes of each of 8 positions
-// at once, and add up across lanes. Rows and positions are dealt to the quad-pairs so that each sends the half of its sums that it does not keep
-// from the same registers. Output: weights are operand A, values operand B, as they lie; the quad-pairs differ in the dimensions.
+// at once, and add up across lanes. Rows and positions are dealt to the quad-pairs so that each sends the half of its sums that it does
+// not keep from the same registers. Output: weights are operand A, values operand B, as they lie; the quad-pairs differ in the dimensions.
 //
 // From Ampere on, where m8n8k4 is emulated, mma.m16n8k16: keys are operand A (16 positions), rows operand B (8 exactly), so scores come
 // transposed, and so does the output: values are operand A (16 dimensions), as pairs of positions, which bytes of two registers make; the

@@ -57,7 +57,7 @@ AttentionPlan plan_attention(const AttentionProblem &p) {
   }
   plan.reason = plan.units == 0           ? "long queries only: bound by their products, in tiles of queries"
                 : plan.prefill_tiles == 0 ? "short queries only: bound by reading the cache, in equal runs"
-                                          : "long queries, bound by their products, in tiles of queries; short ones, bound by reading the cache, in equal runs of it";
+                                          : "long queries in tiles, bound by their products; short ones in runs, bound by reading the cache";
   return plan;
 }
 
