@@ -50,6 +50,7 @@ def main() -> None:
     parser.add_argument(
         "--idle", type=float, default=20, help="seconds without a request, to see what Ray does by itself"
     )
+    parser.add_argument("--many", type=int, default=9, help="replicas at which only what Ray does by itself is seen")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, Machines(Path(folder)) as machines:
         result = measure(RayCluster(machines, Path(folder)), args)
@@ -62,22 +63,32 @@ def measure(cluster: RayCluster, args: argparse.Namespace) -> dict[str, Any]:
     """Everything, on a cluster that is to be started."""
     cluster.env = {"PYTHONPATH": str(Path.cwd())}
     head = cluster.start_head(cpus=2)
-    workers = [cluster.start_worker(f"worker{number}", resources={PLACE: 1}) for number in REPLICAS]
+    workers = [cluster.start_worker(f"worker{number}", resources={PLACE: args.many}) for number in REPLICAS]
     directory = make_model(cluster.folder / "model", answer={"delay": DELAY})
-    model = {
-        "name": "scripted", "flags": {"model": str(directory), "served-model-name": ["m"], "preset": "cpu-smoke",
-        "max-in-flight": SLOTS}, "replicas": 1, "cpus": 0, "resources": {PLACE: 1},
-    }  # fmt: skip
+    flags: dict[str, Any] = {"model": str(directory), "served-model-name": ["m"], "preset": "cpu-smoke"}
+    flags |= {"max-in-flight": SLOTS, "queue-size": 1000}
+    model: dict[str, Any] = {"name": "scripted", "flags": flags, "replicas": 1, "cpus": 0, "resources": {PLACE: 1}}
+    model["per_node"] = -(-args.many // len(workers))  # Serve itself spreads them over the machines
     rows = []
-    with serving(cluster, model, "--queue-size", "1000") as service:
+    with serving(cluster, model) as service:
         for count in REPLICAS:
             if count > 1:
                 service.update(replicas=count)
-            service.wait_for_replicas(count)
+            machines = len(set(service.wait_for_replicas(count)))
             idle = control_load(head, args.idle)
-            rows.append({"replicas": count, "head_cpu_percent_idle": idle, **load(service, head, count, args.seconds)})
+            rows.append(
+                {
+                    "replicas": count,
+                    "machines": machines,
+                    "head_cpu_percent_idle": idle,
+                    **load(service, head, count, args.seconds),
+                }
+            )
             print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
         both = ways(service, head, workers, args.seconds)
+        service.update(replicas=args.many)
+        service.wait_for_replicas(args.many)
+        many = {"replicas": args.many, "head_cpu_percent_idle": control_load(head, args.idle)}
     one = rows[0]["tokens_per_second"]
     return {
         "kind": "measured", "date": date.today().isoformat(),
@@ -86,7 +97,7 @@ def measure(cluster: RayCluster, args: argparse.Namespace) -> dict[str, Any]:
         "engine": "scripted, in place of the real one",
         "script": {"slots": SLOTS, "delay_s": DELAY, "tokens": TOKENS},
         "throughput_of_one": {str(row["replicas"]): round(row["tokens_per_second"] / one, 3) for row in rows},
-        "replicas": rows, "one_replica_both_ways": both,
+        "replicas": rows, "one_replica_both_ways": both, "many": many,
     }  # fmt: skip
 
 

@@ -4,7 +4,7 @@
 The gateway is one core that serves in turn: each request and each token takes its CPU time there. A replica takes SLOTS
 requests at once and gives each of them a token every STEP seconds, all in the same instant, as an engine's step does; a
 request waits for a free place at the least loaded replica. The costs are those that scripts/bench_cluster.py measured;
-so are Ray's, a straight line through its load with 1, 2 and 3 replicas, drawn further. First the measured runs are
+so are Ray's, a straight line through its load with 1, 2, 3 and nine replicas, drawn on. First the measured runs are
 simulated as they were, to see how far off the simulation is.
 
     .venv/bin/python -m scripts.simulate_cluster --runs docs/results/cluster-DATE.json --out docs/results/NAME.json
@@ -22,10 +22,11 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-MACHINES = (1, 2, 3, 5, 10, 20, 30, 40, 50, 60, 70, 80, 90, 100)
+MACHINES = (1, 3, 10, 25, 50, 75, 90, 100, 120)
 # A machine of two V100s with a 32B model, as the reference document has it: 140 tokens a second over 32 requests.
 SLOTS, TOKENS_A_SECOND, ANSWER = 32, 140.0, 256
 BUSY = 0.7  # of what the replicas can do is asked for
+WARM_UP = 1 / 3  # of the time simulated, in which nothing is counted: longer than an answer
 SEED = 1
 
 
@@ -53,7 +54,7 @@ class Replica:
 
 @dataclass
 class Seen:
-    """What a simulation saw after its first tenth: seconds to first tokens, tokens, CPU seconds of the gateway."""
+    """What a simulation saw after its warm-up: seconds to first tokens, tokens, CPU seconds of the gateway."""
 
     seconds: float
     first: list[float] = field(default_factory=list)
@@ -79,7 +80,7 @@ class Simulation:
         self, replica: Replica, count: int, costs: Costs, seconds: float, *, rate: float = 0.0, clients: int = 0
     ) -> None:
         self.replica, self.costs, self.seconds, self.rate = replica, costs, seconds, rate
-        self.seen = Seen(0.9 * seconds)
+        self.seen = Seen((1 - WARM_UP) * seconds)
         self._chance = random.Random(SEED)  # noqa: S311 - times of requests, not secrets
         self._running: list[list[Request]] = [[] for _ in range(count)]
         self._waiting: deque[Request] = deque()
@@ -141,11 +142,11 @@ class Simulation:
 
 
 def check(runs: dict[str, Any], costs: Costs) -> list[dict[str, Any]]:
-    """Each measured run, simulated with its own clients and the script's own pace."""
+    """Each measured run, simulated with its own clients, and with the pace that the engine had without a gateway."""
     rows = []
-    slots, delay, tokens = script(runs)
+    slots, tokens = runs["script"]["slots"], runs["script"]["tokens"]
+    replica = Replica(slots, slots / runs["one_replica_both_ways"]["tokens_per_second"]["direct"], tokens)
     for run in runs["replicas"]:
-        replica = Replica(slots, delay, tokens)
         seen = Simulation(replica, run["replicas"], costs, 60.0, clients=run["clients"]).run()
         simulated = seen.tokens / seen.seconds
         rows.append(
@@ -157,12 +158,6 @@ def check(runs: dict[str, Any], costs: Costs) -> list[dict[str, Any]]:
             }
         )
     return rows
-
-
-def script(runs: dict[str, Any]) -> tuple[int, float, int]:
-    """Slots, seconds a token and tokens an answer of the scripted engines."""
-    given = runs["script"]
-    return given["slots"], given["delay_s"], given["tokens"]
 
 
 def grow(costs: Costs, seconds: float) -> list[dict[str, Any]]:
@@ -206,10 +201,11 @@ def gateway_limit(costs: Costs) -> dict[str, Any]:
 
 def head_load(runs: dict[str, Any]) -> dict[str, Any]:
     """Ray's own work on the head: percent of a core by part, a line through the measured runs drawn to 100 machines."""
-    counts = [run["replicas"] for run in runs["replicas"]]
+    seen = [*runs["replicas"], runs["many"]]
+    counts = [run["replicas"] for run in seen]
     parts: dict[str, Any] = {}
-    for part in runs["replicas"][0]["head_cpu_percent_idle"]:
-        line = statistics.linear_regression(counts, [run["head_cpu_percent_idle"][part] for run in runs["replicas"]])
+    for part in seen[0]["head_cpu_percent_idle"]:
+        line = statistics.linear_regression(counts, [run["head_cpu_percent_idle"][part] for run in seen])
         at_100 = line.intercept + 100 * line.slope
         parts[part] = {
             "percent_of_a_core": {"without_replicas": round(line.intercept, 2), "a_replica": round(line.slope, 3),
@@ -246,7 +242,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=Path, required=True, help="result of scripts/bench_cluster.py")
     parser.add_argument("--out", type=Path, help="file for the results; a plot is put beside it")
-    parser.add_argument("--seconds", type=float, default=300, help="of service that is simulated at each size")
+    parser.add_argument("--seconds", type=float, default=240, help="of service that is simulated at each size")
     args = parser.parse_args()
     runs = json.loads(args.runs.read_text(encoding="utf-8"))
     measured = runs["one_replica_both_ways"]
