@@ -83,7 +83,7 @@ def main_loop(name: str, instructions: Sequence[Instruction]) -> list[Instructio
         target = re.search(r"0x([0-9a-f]+)", branch.operands) if branch.name.startswith("BRA") else None
         if target and int(target[1], 16) < branch.address:
             loops.append([i for i in instructions if int(target[1], 16) <= i.address <= branch.address])
-    enough = [loop for loop in loops if products(loop) >= 0.5 * products(instructions) and products(loop) >= 16]
+    enough = [loop for loop in loops if products(loop) >= 0.5 * products(instructions) and products(loop) >= 8]
     if not enough:
         raise ValueError(f"{name}: expected a loop with its products in its SASS, found none")
     return min(enough, key=len)
