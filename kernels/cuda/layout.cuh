@@ -99,9 +99,10 @@ struct LaneSource {
   const uint4 *codes;
   const uint8_t *scales;
 
-  __device__ void seek(const uint4 *all_codes, const uint8_t *all_scales, size_t tile, int lane) {
-    codes = all_codes + tile * kTileCodes + lane;
-    scales = all_scales + (tile * kTileRows + lane) * scale_bytes(GROUP);
+  // `tile`: of all; 2^32 of them are four terabytes of weights.
+  __device__ void seek(const uint4 *all_codes, const uint8_t *all_scales, unsigned tile, int lane) {
+    codes = all_codes + static_cast<size_t>(tile) * kTileCodes + lane;
+    scales = all_scales + (static_cast<size_t>(tile) * kTileRows + lane) * scale_bytes(GROUP);
   }
   // In PTX: the compiler would add in two registers that are not a pair, and copy them for each load.
   template <int TILES>

@@ -14,7 +14,7 @@
 // written at once; of a tile shared by several, each leaves its sums in the workspace, and the last block adds them up.
 //
 // Bytes: the weights once, N * K * (1/2 + 1/group); for each 64 rows of them the tokens' activations, from the L2. Of the read
-// ceiling an H200 reaches 26-68 % at M = 1, by layer, where a kernel that only reads as much reaches 48-89 % (2026-11-30, measured,
+// ceiling an H200 reaches 26-72 % at M = 1, by layer, where a kernel that only reads as much reaches 47-87 % (2026-11-30, measured,
 // docs/results/cuda-h200-time-2026-11-30.json); a V100 PCIe, computed, 84 % over Qwen3-32B's layers at TP2.
 //
 // Grouped (mixture of experts): token block b uses expert experts[b]'s weights, and its slot s holds the token
@@ -94,7 +94,7 @@ struct Target {
     first_row = (tile - token_block * work.row_blocks.value) * T::kRows;
     if constexpr (GROUPED) expert = __ldg(a.experts + token_block);
   }
-  // The row of y (and, divided by top_k, of x) of token `t` of the tile; -1 where there is none.
+  // The row of y of token `t` of the tile; -1 where there is none.
   __device__ int slot(int t) const {
     if constexpr (GROUPED) {
       const int id = __ldg(args.slots + first_token + t);
@@ -103,7 +103,14 @@ struct Target {
       return first_token + t < args.m ? first_token + t : -1;
     }
   }
-  __device__ int x_row(int slot) const { return GROUPED ? slot / args.top_k : slot; }
+  // The row of x of token `t`; some row where there is no such token.
+  __device__ int x_row(int t) const {
+    if constexpr (GROUPED) {
+      return max(slot(t), 0) / args.top_k;
+    } else {
+      return min(first_token + t, args.m - 1);
+    }
+  }
 };
 
 // What lies right of x for the kernels.
@@ -120,7 +127,7 @@ struct Stager {
 
   const half *x;
   int column, first_token;
-  unsigned offset[kRounds];  // of the token's row of x in elements; of a token that is not there, whose sums are not written, 0
+  unsigned offset[kRounds];  // of the token's row of x, in elements
   uint4 held[kRounds];
 
   __device__ explicit Stager(const Target<T, GROUPED> &target) : x(target.args.x) {
@@ -128,9 +135,8 @@ struct Stager {
     first_token = threadIdx.x / kChunks;
 #pragma unroll
     for (int i = 0; i < kRounds; ++i) {
-      const int slot = target.slot(first_token + i * kTokenStep);
-      offset[i] = slot < 0 ? 0 : target.x_row(slot) * target.args.x_stride;
-      asm volatile("" : "+r"(offset[i]));
+      offset[i] = target.x_row(first_token + i * kTokenStep) * target.args.x_stride;
+      if (T::kBufferStages == 1) asm volatile("" : "+r"(offset[i]));  // fetched in every stage: not to be computed in each
     }
   }
   // K is a multiple of 16: a chunk is inside or outside as a whole.
@@ -289,7 +295,7 @@ __global__ void __launch_bounds__(T::kThreads, MIN_BLOCKS) linear_kernel(const L
     for (int r = 0; r < kRowTiles; ++r) {
       // Past the last row tile that one is read again, and not written.
       const int tile_row = min(target.first_row / kTileRows + wn * kRowTiles + r, tile_rows - 1);
-      const size_t row = static_cast<size_t>(target.expert) * tile_rows + tile_row;
+      const unsigned row = static_cast<unsigned>(target.expert) * tile_rows + tile_row;
       sources[r].seek(args.codes, args.scales, row * column_tiles + begin * T::kWK + wk, lane);
       reload.scales(r);
 #pragma unroll
@@ -303,7 +309,8 @@ __global__ void __launch_bounds__(T::kThreads, MIN_BLOCKS) linear_kernel(const L
 
     Math math;
     int buffer = 0, lane_offset = (wm * Math::kTokens + Math::token(lane)) * T::kStride + wk * kTileColumns;
-    asm volatile("" : "+r"(lane_offset));  // as one number, or the compiler adds its parts again and again in the loop
+    // As one number where stages are short, or the compiler adds its parts again in each.
+    if (T::kBufferStages > 1) asm volatile("" : "+r"(lane_offset));
 #pragma unroll 1
     while (stage < end) {
       const int next_buffer = stage + T::kBufferStages;

@@ -15,9 +15,10 @@ constexpr Shape kShapes[] = {
     {"mma32", 32, 64, 128, 4, 2}, {"mma64", 64, 64, 128, 2, 2}, {"mma128", 128, 128, 128, 1, 2},
 };
 
-// Above this many tokens, dequantizing once and calling cuBLAS costs less than the fused kernel's slower inner loop: on a V100, where
-// the one is computed to do 78 TFLOP/s (tools/sass_model.py) and others saw the other at 95, after 3.4 ps a weight to dequantize
-// it, from M = 760 on. Much earlier after Volta, where a quarter of the fused kernel's multiplications count (linear_mma.cuh).
+// Above this many tokens, dequantizing once and calling cuBLAS costs less than the fused kernel's slower inner loop. On a V100 that is
+// computed: others saw cuBLAS at 95 TFLOP/s, and a weight takes 3.4 ps to dequantize; the fused kernel does 74 by a count of its
+// instructions (tools/sass_model.py: from M = 560 on), at most 89-98 by their waits (tools/sass_schedule.py: from M = 2400 on). Much
+// earlier after Volta, where a quarter of the fused kernel's multiplications count (linear_mma.cuh).
 constexpr int kFusedTokens = 768, kFusedTokensAfterVolta = 32;
 // With more tiles than this for each place on the GPU, blocks of one tile each balance well enough and share nothing.
 constexpr int kWavesUnshared = 4;

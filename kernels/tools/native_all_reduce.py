@@ -6,7 +6,7 @@ import ctypes
 from pathlib import Path
 from typing import Any
 
-from kernels.tools.native import LIBRARY
+from kernels.tools.native import LIBRARY, load
 
 MAX_RANKS, BLOCKS = 8, 64  # all_reduce_plan.h's
 
@@ -28,7 +28,7 @@ class ReduceLibrary:
     """The launcher, on torch tensors of the current device and its current stream."""
 
     def __init__(self, path: Path = LIBRARY) -> None:
-        self._c = ctypes.CDLL(str(path))
+        self._c = load(path, "voltserve_all_reduce_structs", (_ReduceArgs,))
 
     def plan(self, size: int, ranks: int = 2) -> int:
         """The blocks for `size` bytes. Raises ValueError naming what does not fit."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kernels.tools.native import LIBRARY
+from kernels.tools.native import LIBRARY, load
 
 DECODE_TOKENS = 8  # attention_plan.h's kDecodeTokens
 
@@ -104,7 +104,8 @@ class AttentionLibrary:
     """The launchers, on torch tensors of the current device and its current stream."""
 
     def __init__(self, path: Path = LIBRARY) -> None:
-        self._c = ctypes.CDLL(str(path))
+        mirrored = (_Problem, _DecodeShape, _PrefillShape, _Plan, _AttentionArgs, _CacheArgs)
+        self._c = load(path, "voltserve_attention_structs", mirrored)
 
     def plan(
         self,

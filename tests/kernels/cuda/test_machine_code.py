@@ -60,15 +60,19 @@ def test_decoding_a_stage_takes_few_instructions(sass: dict[str, list[Instructio
     assert len(split(variant, find_kernel(sass, variant, 16)).loop) <= 415
 
 
-@pytest.mark.parametrize("hmma_latency", [12, 24])
+@pytest.mark.parametrize(
+    ("variant", "hmma_latency", "least"),
+    [("mma16", 24, 70e12), ("mma32", 24, 70e12), ("mma64", 24, 70e12), ("mma128", 12, 95e12), ("mma128", 24, 85e12)],
+)
 def test_products_of_many_tokens_seldom_wait_for_each_other(
-    sass: dict[str, list[Instruction]], hmma_latency: int
+    library: Library, sass: dict[str, list[Instruction]], variant: str, hmma_latency: int, least: float
 ) -> None:
-    loop = split("mma128", find_kernel(sass, "mma128", 16)).loop
-    gpu = GPUS["v100-pcie"]
-    flops = 2 * 128 * 128 * 64 / 4  # of a warp's stage
-    taken = cycles(loop, 2, gpu, hmma_latency)
-    assert flops / taken * 4 * gpu.processors * gpu.clock_hz >= 85e12
+    shape, gpu = library.shape(library.variants()[variant]), GPUS["v100-pcie"]
+    assert shape is not None
+    loop = split(variant, find_kernel(sass, variant, 16)).loop
+    taken = cycles(loop, shape.blocks_per_processor * shape.threads // 128, gpu, hmma_latency)
+    flops = 2 * shape.tokens * shape.rows * 64 * shape.stage_tiles / (shape.threads // 32)  # of a warp's stage
+    assert flops / taken * 4 * gpu.processors * gpu.clock_hz >= least
 
 
 def test_no_kernel_touches_local_memory(sass: dict[str, list[Instruction]]) -> None:
