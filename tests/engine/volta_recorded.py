@@ -1,8 +1,7 @@
 """What a V100's eager step of a model is recorded as, without a GPU: `python -m tests.engine.volta_recorded MODEL`.
 
 Tensors have shapes but no numbers (device meta), vLLM's compiled operators only the schemas of those that stand in for
-them in trials (scripts/gpu_e2e/). Prints the names of what
-the recorded step calls, one a line.
+them in trials (scripts/gpu_e2e/). Prints the names of what the recorded step calls, one a line.
 """
 
 from __future__ import annotations
