@@ -62,7 +62,7 @@ RUN python -m pip wheel --no-deps --no-build-isolation --wheel-dir /wheels .
 # Triton has C compiled at run time where it can. Here it cannot: engine/triton_driver.py does without.
 FROM environment AS gpu-environment
 RUN --mount=type=bind,from=tools,source=/opt/tools,target=/opt/tools --mount=type=cache,target=/cache/uv \
-    --mount=type=bind,source=requirements,target=/src/requirements \
+    --mount=type=bind,source=requirements/gpu.lock,target=/src/requirements/gpu.lock \
     --mount=type=bind,source=scripts/docker_prune.sh,target=/src/docker_prune.sh \
     export UV_CACHE_DIR=/cache/uv ${PYPI_INDEX:+UV_DEFAULT_INDEX=$PYPI_INDEX} && \
     /opt/tools/bin/uv pip install --no-deps --require-hashes --compile-bytecode -r /src/requirements/gpu.lock && \
@@ -112,7 +112,7 @@ LABEL org.opencontainers.image.title="voltserve" \
 FROM cpu AS cpu-ray
 USER 0
 RUN --mount=type=bind,from=tools,source=/opt/tools,target=/opt/tools --mount=type=cache,target=/cache/uv \
-    --mount=type=bind,source=requirements,target=/src/requirements \
+    --mount=type=bind,source=requirements/ray.lock,target=/src/requirements/ray.lock \
     export UV_CACHE_DIR=/cache/uv ${PYPI_INDEX:+UV_DEFAULT_INDEX=$PYPI_INDEX} && \
     /opt/tools/bin/uv pip install --no-deps --require-hashes --compile-bytecode -r /src/requirements/ray.lock
 USER 10001
@@ -120,7 +120,10 @@ USER 10001
 FROM gpu AS gpu-ray
 USER 0
 RUN --mount=type=bind,from=tools,source=/opt/tools,target=/opt/tools --mount=type=cache,target=/cache/uv \
-    --mount=type=bind,source=requirements,target=/src/requirements \
+    --mount=type=bind,source=requirements/ray.lock,target=/src/requirements/ray.lock \
     export UV_CACHE_DIR=/cache/uv ${PYPI_INDEX:+UV_DEFAULT_INDEX=$PYPI_INDEX} && \
     /opt/tools/bin/uv pip install --no-deps --require-hashes --compile-bytecode -r /src/requirements/ray.lock
 USER 10001
+
+# What a build without a target makes.
+FROM gpu
