@@ -69,6 +69,7 @@ def config_of(model: str) -> Any:
 
 def build(config: Any) -> Any:
     """The model, with packed weights that are only shapes."""
+    import voltserve_kernels  # noqa: F401 - registers torch.ops.voltserve, which kernel_devices would
     from vllm.distributed import parallel_state
     from vllm.model_executor.model_loader.utils import initialize_model
     from vllm.platforms import current_platform
