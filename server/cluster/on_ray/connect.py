@@ -31,7 +31,7 @@ def connect() -> None:
     try:
         ray.init(address="auto", namespace="serve", log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, RuntimeError) as error:
-        reason = str(error).splitlines()[0]
+        reason = next(iter(str(error).splitlines()), type(error).__name__)  # a node that is just starting gives no text
         remedy = "start one with `ray start --head`, or join one with `ray start --address=HEAD:6379`"
         print(f"voltserve: no Ray node on this machine ({reason}): {remedy}", file=sys.stderr)
         raise SystemExit(2) from error
