@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import traceback
 from pathlib import Path
@@ -24,6 +25,34 @@ from engine import launcher
 
 PROMPTS = [[5, 17, 99], [200, 3, 3, 3, 45, 46], list(range(60, 90))]
 TOKENS = 24
+ROOT = Path(__file__).parents[2]
+SETTINGS = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_HOST_IP": "127.0.0.1",
+    "GLOO_SOCKET_IFNAME": "lo",
+}
+
+
+def run_jobs(folder: Path, jobs: list[dict[str, Any]], cores: str, limit: float) -> None:
+    """Runs `jobs` on the CPU engine, in a process of their own; what it prints is in `folder`/log.
+
+    Args:
+        folder: where the jobs and the log are written.
+        jobs: as in the module's text.
+        cores: VLLM_CPU_OMP_THREADS_BIND.
+        limit: seconds.
+    """
+    (folder / "jobs.json").write_text(json.dumps(jobs))
+    settings = SETTINGS | {"VLLM_CPU_OMP_THREADS_BIND": cores}
+    libiomp = Path(sys.prefix) / "lib" / "libiomp5.so"  # what the service runs with on x86
+    if libiomp.exists():
+        settings["LD_PRELOAD"] = str(libiomp)
+    command = [sys.executable, "-m", "tests.engine.greedy", str(folder / "jobs.json")]
+    with (folder / "log").open("wb") as log:
+        subprocess.run(command, env=os.environ | settings, cwd=ROOT, stdout=log, stderr=log, timeout=limit, check=True)
 
 
 def generate(flags: list[str]) -> list[dict[str, Any]]:

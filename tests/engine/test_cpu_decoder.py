@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import socket
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -21,12 +18,11 @@ from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Pretr
 from engine import progress
 from quant.formats import quantize_config
 
-from .greedy import PROMPTS, TOKENS
+from .greedy import PROMPTS, TOKENS, run_jobs
 from .layers import member
 
 pytestmark = pytest.mark.e2e
 
-ROOT = Path(__file__).parents[2]
 GROUP_SIZE = 32
 LIMIT_S = 300  # a bound on a hang, not a check of speed
 SIZES: dict[str, Any] = {
@@ -92,29 +88,13 @@ def twins(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         environment = {progress.SOCKET_VARIABLE: str(runtime / name)}
         jobs.append({"flags": flags, "output": str(folder / f"{name}.json"), "environment": environment})
         made[name] = {"twin": twin}
-    (folder / "jobs.json").write_text(json.dumps(jobs))
-    settings = {
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "VLLM_NO_USAGE_STATS": "1",
-        "HF_HUB_OFFLINE": "1",
-        "VLLM_HOST_IP": "127.0.0.1",
-        "GLOO_SOCKET_IFNAME": "lo",
-    }
-    libiomp = Path(sys.prefix) / "lib" / "libiomp5.so"  # what the service runs with on x86
-    if libiomp.exists():
-        settings["LD_PRELOAD"] = str(libiomp)
-    command = [sys.executable, "-m", "tests.engine.greedy", str(folder / "jobs.json")]
     with contextlib.ExitStack() as stack:
         listeners = {name: stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)) for name in MODELS}
         for name, listener in listeners.items():
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
             listener.bind(str(runtime / name))
             listener.setblocking(False)
-        log = stack.enter_context((folder / "log").open("wb"))
-        environment = os.environ | settings
-        subprocess.run(command, env=environment, cwd=ROOT, stdout=log, stderr=log, timeout=LIMIT_S, check=True)
+        run_jobs(folder, jobs, "nobind", LIMIT_S)
         for name, listener in listeners.items():
             made[name]["answers"] = json.loads((folder / f"{name}.json").read_bytes())
             made[name]["decisions"] = decisions(listener)

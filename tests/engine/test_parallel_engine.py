@@ -6,9 +6,6 @@ The reference is transformers on the twin's weights in float32, one rank and two
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,13 +16,12 @@ from transformers import AutoModelForCausalLM
 
 from tests import quasar_lookalike
 
-from .greedy import PROMPTS, TOKENS
+from .greedy import PROMPTS, TOKENS, run_jobs
 from .models import MIXTRAL, QWEN3, QWEN3_MOE, Architecture, formats, write_model
 
 pytestmark = pytest.mark.e2e
 
 HYBRID = "hybrid"  # of which one rank is tests/e2e/test_hybrid_model.py's
-ROOT = Path(__file__).parents[2]
 LIMIT_S = 500  # a bound on a hang, not a check of speed
 
 
@@ -76,24 +72,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "--language-model-only",
     ]
     jobs.append({"flags": flags, "output": str(made / f"{HYBRID}.json")})
-    (made / "jobs.json").write_text(json.dumps(jobs))
-    settings = {
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": "0|1",
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "VLLM_NO_USAGE_STATS": "1",
-        "HF_HUB_OFFLINE": "1",
-        "VLLM_HOST_IP": "127.0.0.1",
-        "GLOO_SOCKET_IFNAME": "lo",
-    }
-    libiomp = Path(sys.prefix) / "lib" / "libiomp5.so"  # what the service runs with on x86
-    if libiomp.exists():
-        settings["LD_PRELOAD"] = str(libiomp)
-    command = [sys.executable, "-m", "tests.engine.greedy", str(made / "jobs.json")]
-    with (made / "log").open("wb") as log:
-        subprocess.run(
-            command, env=os.environ | settings, cwd=ROOT, stdout=log, stderr=log, timeout=LIMIT_S, check=True
-        )
+    run_jobs(made, jobs, "0|1", LIMIT_S)
     return made
 
 
