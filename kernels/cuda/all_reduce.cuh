@@ -11,20 +11,21 @@
 // halves. Data of turn t is never overwritten before all have read it: its place is written again in turn t + 2, which a rank
 // starts when its turn t + 1 has ended (stream order), thus when it has got every other rank's data of t + 1; a rank sends those
 // after it has read all of turn t. So no rank is two turns ahead, and two halves are enough. A place holds a line of turn t, of one
-// two or more turns before, or zeros: a reader waits for t itself. (Numbers come again after 2^32 - 2 turns, a week of decoding. A
-// place that nothing touched for exactly so long would be taken for new.) tests/kernels/test_all_reduce_protocol.py goes through
-// all orders of the ranks' reads and writes.
+// two or more turns before, or zeros: a reader waits for t itself. Numbers come again after kLastTurn - 1 turns, so a place must not
+// lie untouched for so long: each turn also writes kRenewed places that its own lines do not, and comes round all of them several
+// times before. tests/kernels/test_all_reduce_protocol.py goes through all orders of the ranks' reads and writes, and through the
+// ages of all places.
 //
-// What is sent are lines of 16 bytes, 12 of data and the turn, each written and read by one access: since ld and st of .b128 with
-// .relaxed are single operations of the memory model (PTX ISA 8.3, from sm_70 on), data that comes with the right turn is right. No
-// fence, no separate flag: one write and one read over the bus is all that a line waits for. A thread sends all its lines before it
-// looks for others'.
+// What is sent are lines of 16 bytes, 14 of data (7 halves, or 3 floats) and the turn, each written and read by one access: since
+// ld and st of .b128 with .relaxed are single operations of the memory model (PTX ISA 8.3, from sm_70 on), data that comes with the
+// right turn is right. No fence, no separate flag: one write and one read over the bus is all that a line waits for. A thread sends
+// all its lines before it looks for others'.
 //
 // Tried on two H200s and left out: chunks of 4 KiB with a fence and one flag each, which carry fewer bytes but wait 3 to 6 µs for a
 // fence under load (docs/results/all-reduce-h200-chunks-2026-11-30.json: 27 µs where lines take 8); and warps that look for their
 // last line before the others, lest looks that come too early fill the bus: one more way over it, and nothing gained.
 //
-// Bytes over a GPU's bus: sent 4/3 copies * B, received 4/3 (R - 1) B.
+// Bytes over a GPU's bus: sent 8/7 copies * B, received 8/7 (R - 1) B; 4/3 of fp32.
 //
 // A rank that is dead must not hold the others for ever: after limit_ns of waiting the kernel stops with an assertion that names
 // the rank, which makes the next synchronization fail. Blocks wait for other GPUs' blocks only, which send before they wait, and
@@ -74,14 +75,17 @@ __device__ inline void report_late(const ReduceArgs &args, int rank) {
   }
 }
 
-// A line, as the whole machine sees it.
+// A line: 7 halves or 3 floats, then in the upper half of words[3] the turn.
 struct Line {
-  uint32_t words[3], turn;
+  uint32_t words[4];
+
+  __device__ uint32_t turn() const { return words[3] >> 16; }
 };
 
-__device__ inline void put(void *to, const Line &line) {
+// As the whole machine sees it.
+__device__ inline void put(void *to, const Line &line, uint32_t turn) {
   const uint64_t low = line.words[0] | static_cast<uint64_t>(line.words[1]) << 32;
-  const uint64_t high = line.words[2] | static_cast<uint64_t>(line.turn) << 32;
+  const uint64_t high = line.words[2] | static_cast<uint64_t>((line.words[3] & 0xFFFF) | turn << 16) << 32;
   asm volatile(
       "{\n\t.reg .b128 line;\n\tmov.b128 line, {%1, %2};\n\tst.relaxed.sys.global.b128 [%0], line;\n\t}" ::"l"(to), "l"(low), "l"(high)
       : "memory");
@@ -93,8 +97,8 @@ __device__ inline Line get(const void *from) {
                : "=l"(low), "=l"(high)
                : "l"(from)
                : "memory");
-  return {{static_cast<uint32_t>(low), static_cast<uint32_t>(low >> 32), static_cast<uint32_t>(high)},
-          static_cast<uint32_t>(high >> 32)};
+  return {{static_cast<uint32_t>(low), static_cast<uint32_t>(low >> 32), static_cast<uint32_t>(high),
+           static_cast<uint32_t>(high >> 32)}};
 }
 
 // The line at `from`, once `rank` has written this turn's.
@@ -102,105 +106,151 @@ __device__ inline Line take(const ReduceArgs &args, const void *from, uint32_t t
   Patience patience;
   while (true) {
     const Line line = get(from);
-    if (line.turn == turn) return line;
+    if (line.turn() == turn) return line;
     if (!patience.over(args)) continue;
     report_late(args, rank);
     return line;
   }
 }
 
-// 4 bytes: two halves or one float.
+// Sums of a line's numbers.
 template <class T>
-struct Word {
-  static constexpr int kNumbers = 4 / sizeof(T);
-  float part[kNumbers];
+struct Sums;
 
-  __device__ void add(uint32_t bits) {
-    if constexpr (kNumbers == 2) {
-      const float2 two = __half22float2(*reinterpret_cast<const half2 *>(&bits));
-      part[0] += two.x;
-      part[1] += two.y;
-    } else {
-      part[0] += __uint_as_float(bits);
+template <>
+struct Sums<__half> {
+  static constexpr int kNumbers = kLineHalves;
+  float2 pairs[4] = {};  // the last number is nothing
+
+  __device__ void add(const Line &line) {
+#pragma unroll
+    for (int w = 0; w < 4; ++w) {
+      const float2 two = __half22float2(*reinterpret_cast<const half2 *>(&line.words[w]));
+      pairs[w].x += two.x;
+      if (w < 3) pairs[w].y += two.y;
     }
   }
-  __device__ uint32_t bits() const {
-    if constexpr (kNumbers == 2) {
-      const half2 two = __floats2half2_rn(part[0], part[1]);
-      return *reinterpret_cast<const uint32_t *>(&two);
-    } else {
-      return __float_as_uint(part[0]);
+  __device__ Line rounded() const {
+    Line line;
+#pragma unroll
+    for (int w = 0; w < 4; ++w) {
+      const half2 two = __floats2half2_rn(pairs[w].x, pairs[w].y);
+      line.words[w] = *reinterpret_cast<const uint32_t *>(&two);
     }
+    return line;
   }
 };
 
-// The numbers of x[first], one line's, zeros beyond its end.
-template <class T>
-__device__ inline Line load(const ReduceArgs &args, int first, uint32_t turn) {
-  Line line{{0, 0, 0}, turn};
+template <>
+struct Sums<float> {
+  static constexpr int kNumbers = kLineFloats;
+  float numbers[3] = {};
+
+  __device__ void add(const Line &line) {
+#pragma unroll
+    for (int w = 0; w < 3; ++w) numbers[w] += __uint_as_float(line.words[w]);
+  }
+  __device__ Line rounded() const {
+    return {{__float_as_uint(numbers[0]), __float_as_uint(numbers[1]), __float_as_uint(numbers[2]), 0}};
+  }
+};
+
+// The numbers of x [count], 16-byte aligned, from `first` on, a multiple of a line's; zeros beyond the end.
+__device__ inline Line load(const float *x, int first, int count) {
+  Line line{};
 #pragma unroll
   for (int w = 0; w < 3; ++w) {
-    const int at = first + w * Word<T>::kNumbers;
-    const T *x = static_cast<const T *>(args.x) + at;
-    if (at + Word<T>::kNumbers <= args.count) {
-      line.words[w] = *reinterpret_cast<const uint32_t *>(x);
-    } else if (at < args.count) {  // the last half of an odd number of them
-      line.words[w] = *reinterpret_cast<const uint16_t *>(x);
+    if (first + w < count) line.words[w] = __float_as_uint(x[first + w]);
+  }
+  return line;
+}
+
+__device__ inline Line load(const __half *x, int first, int count) {
+  Line line{};
+  const auto *const numbers = reinterpret_cast<const uint16_t *>(x) + first;
+  if (first + kLineHalves < count) {  // the eighth is there to be read
+    const bool odd = first & 1;
+    const auto *const words = reinterpret_cast<const uint32_t *>(numbers - odd);
+    const uint32_t w[4] = {words[0], words[1], words[2], words[3]};
+#pragma unroll
+    for (int i = 0; i < 3; ++i) line.words[i] = odd ? __funnelshift_r(w[i], w[i + 1], 16) : w[i];
+    line.words[3] = odd ? w[3] >> 16 : w[3] & 0xFFFF;
+  } else {
+#pragma unroll
+    for (int i = 0; i < kLineHalves; ++i) {
+      if (first + i < count) line.words[i / 2] |= static_cast<uint32_t>(numbers[i]) << i % 2 * 16;
     }
   }
   return line;
 }
 
-// The sums to y[first]; nothing beyond its end.
-template <class T>
-__device__ inline void store(const ReduceArgs &args, int first, const Word<T> (&sums)[3]) {
+// A line's numbers to y [count] from `first` on; nothing beyond its end.
+__device__ inline void store(float *y, int first, int count, const Line &line) {
 #pragma unroll
   for (int w = 0; w < 3; ++w) {
-    const int at = first + w * Word<T>::kNumbers;
-    T *y = static_cast<T *>(args.y) + at;
-    if (at + Word<T>::kNumbers <= args.count) {
-      *reinterpret_cast<uint32_t *>(y) = sums[w].bits();
-    } else if (at < args.count) {
-      *reinterpret_cast<uint16_t *>(y) = static_cast<uint16_t>(sums[w].bits());
+    if (first + w < count) y[first + w] = __uint_as_float(line.words[w]);
+  }
+}
+
+__device__ inline void store(__half *y, int first, int count, const Line &line) {
+  auto *const numbers = reinterpret_cast<uint16_t *>(y) + first;
+  const uint32_t *const w = line.words;
+  if (first + kLineHalves <= count) {
+    const bool odd = first & 1;
+    auto *const words = reinterpret_cast<uint32_t *>(numbers + odd);
+#pragma unroll
+    for (int i = 0; i < 3; ++i) words[i] = odd ? __funnelshift_r(w[i], w[i + 1], 16) : w[i];
+    numbers[odd ? 0 : 6] = static_cast<uint16_t>(odd ? w[0] : w[3]);
+  } else {
+#pragma unroll
+    for (int i = 0; i < kLineHalves; ++i) {
+      if (first + i < count) numbers[i] = static_cast<uint16_t>(w[i / 2] >> i % 2 * 16);
     }
   }
 }
 
-// Every block has a turn counter of its own, which only it reads and only one block of a launch writes: no block waits for another,
-// and launches of any number of blocks follow each other.
-__device__ inline void end_turn(const ReduceArgs &args, uint32_t turn) {
-  __syncthreads();  // all threads have read it
-  const uint32_t next = turn == ~0u ? 2 : turn + 1;  // odd and even still alternate; 0 is what memory holds at first
+// Writes some places beyond a turn's own `lines`, by all threads of one block.
+__device__ inline void renew(const ReduceArgs &args, uint32_t turn, int lines) {
+  if (threadIdx.x >= kRenewed) return;
+  const int place = ((turn >> 1) * kRenewed + threadIdx.x) % kPlaces;
+  if (place < lines) return;
 #pragma unroll 1
-  for (int i = blockIdx.x + gridDim.x * threadIdx.x; i < kReduceBlocks; i += gridDim.x * kReduceThreads) args.turns[i] = next;
+  for (int copy = 0; copy < args.copies; ++copy) put(args.to[copy] + (turn & 1) * kSlotHalf + place * kLineBytes, {}, turn);
+}
+
+// Every block has a turn counter of its own, which only it reads and only one block of a launch writes: no block waits for another,
+// and launches of any number of blocks follow each other. `blocks`: those of the launch that count.
+__device__ inline void end_turn(const ReduceArgs &args, uint32_t turn, int blocks) {
+  __syncthreads();  // all threads have read it
+  const uint32_t next = turn == kLastTurn ? 2 : turn + 1;
+#pragma unroll 1
+  for (int i = blockIdx.x + blocks * threadIdx.x; i < kReduceBlocks; i += blocks * blockDim.x) args.turns[i] = next;
 }
 
 template <class T>
 __global__ void __launch_bounds__(kReduceThreads) all_reduce_kernel(const ReduceArgs args) {
-  constexpr int kNumbers = 3 * Word<T>::kNumbers;
+  constexpr int kNumbers = Sums<T>::kNumbers;
   const uint32_t turn = args.turns[blockIdx.x];
   const size_t half = (turn & 1) * kSlotHalf;
   const int lines = (args.count + kNumbers - 1) / kNumbers, stride = gridDim.x * kReduceThreads;
   const int begin = blockIdx.x * kReduceThreads + threadIdx.x;
+  const T *const x = static_cast<const T *>(args.x);
 
   for (int line = begin; line < lines; line += stride) {
-    const Line own = load<T>(args, line * kNumbers, turn);
+    const Line own = load(x, line * kNumbers, args.count);
 #pragma unroll 1
-    for (int copy = 0; copy < args.copies; ++copy) put(args.to[copy] + half + line * kLineBytes, own);
+    for (int copy = 0; copy < args.copies; ++copy) put(args.to[copy] + half + line * kLineBytes, own, turn);
   }
+  if (blockIdx.x == 0) renew(args, turn, lines);
   for (int line = begin; line < lines; line += stride) {
     const size_t at = half + line * kLineBytes;
-    const Line own = load<T>(args, line * kNumbers, turn);
-    Word<T> sums[3] = {};
+    const Line own = load(x, line * kNumbers, args.count);
+    Sums<T> sums;
 #pragma unroll 1
-    for (int rank = 0; rank < args.ranks; ++rank) {
-      const Line part = rank == args.rank ? own : take(args, args.from[rank] + at, turn, rank);
-#pragma unroll
-      for (int w = 0; w < 3; ++w) sums[w].add(part.words[w]);
-    }
-    store<T>(args, line * kNumbers, sums);
+    for (int rank = 0; rank < args.ranks; ++rank) sums.add(rank == args.rank ? own : take(args, args.from[rank] + at, turn, rank));
+    store(static_cast<T *>(args.y), line * kNumbers, args.count, sums.rounded());
   }
-  end_turn(args, turn);
+  end_turn(args, turn, gridDim.x);
 }
 
 }  // namespace voltserve

@@ -19,9 +19,9 @@ const char *voltserve_all_reduce_structs() {
 }
 
 // Sets `blocks`; on a bad problem writes why to `error` and returns 1.
-int voltserve_plan_all_reduce(size_t bytes, int ranks, int *blocks, char *error, size_t error_size) {
+int voltserve_plan_all_reduce(size_t count, int half, int ranks, int *blocks, char *error, size_t error_size) {
   try {
-    *blocks = voltserve::plan_all_reduce(bytes, ranks);
+    *blocks = voltserve::plan_all_reduce(count, half != 0, ranks);
     return 0;
   } catch (const std::exception &failure) {
     std::snprintf(error, error_size, "%s", failure.what());

@@ -43,7 +43,7 @@ Tensor all_reduce(Tensor x, std::vector<int64_t> to, std::vector<int64_t> from, 
   args.half = x.scalar_type() == ScalarType::Half;
   int blocks = 0;
   try {
-    blocks = plan_all_reduce(count * (args.half ? 2 : 4), static_cast<int>(ranks));
+    blocks = plan_all_reduce(count, args.half, static_cast<int>(ranks));
   } catch (const std::invalid_argument& error) {
     STD_TORCH_CHECK(false, "x: ", error.what());
   }

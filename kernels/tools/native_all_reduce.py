@@ -30,10 +30,10 @@ class ReduceLibrary:
     def __init__(self, path: Path = LIBRARY) -> None:
         self._c = load(path, "voltserve_all_reduce_structs", (_ReduceArgs,))
 
-    def plan(self, size: int, ranks: int = 2) -> int:
-        """The blocks for `size` bytes. Raises ValueError naming what does not fit."""
+    def plan(self, count: int, ranks: int = 2, *, half: bool = True) -> int:
+        """The blocks for `count` numbers, float16 or float32. Raises ValueError naming what does not fit."""
         blocks, error = ctypes.c_int(), ctypes.create_string_buffer(256)
-        if self._c.voltserve_plan_all_reduce(ctypes.c_size_t(size), ranks, ctypes.byref(blocks), error, 256):
+        if self._c.voltserve_plan_all_reduce(ctypes.c_size_t(count), half, ranks, ctypes.byref(blocks), error, 256):
             raise ValueError(error.value.decode())
         return blocks.value
 

@@ -76,7 +76,7 @@ def sweep(ours: AllReduce, library: ReduceLibrary, device: torch.device) -> Iter
     """Several numbers of blocks, from which kernels/cuda/all_reduce_plan.h has its limit."""
     for tokens in SWEPT:
         x = torch.ones(tokens, HIDDEN, dtype=torch.float16, device=device)
-        planned = library.plan(x.nbytes)
+        planned = library.plan(x.numel())
         for blocks in sorted({planned, *(few for few in (8, 16, 32, BLOCKS) if few < planned)}):
             y = torch.zeros_like(x)
             launch = library.all_reduce(x, y, *ours.places(), 10.0, blocks)

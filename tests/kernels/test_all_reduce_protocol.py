@@ -100,6 +100,7 @@ def test_one_half_or_no_flags_would_not_do(broken: Rules, message: str) -> None:
 
 
 BLOCKS = 64
+LAST_TURN = 65535
 
 
 def launch(counters: list[int], grid: int, order: list[int], *, own_only: bool = False) -> set[int]:
@@ -108,13 +109,13 @@ def launch(counters: list[int], grid: int, order: list[int], *, own_only: bool =
     for block in order:
         turn = counters[block]
         turns.add(turn)
-        after = 2 if turn == 2**32 - 1 else turn + 1
+        after = 2 if turn == LAST_TURN else turn + 1
         for index in range(block, block + 1 if own_only else BLOCKS, grid):
             counters[index] = after
     return turns
 
 
-@pytest.mark.parametrize("first", [1, 2**32 - 20])
+@pytest.mark.parametrize("first", [1, LAST_TURN - 20])
 def test_all_blocks_of_a_launch_count_the_same_turn(first: int) -> None:
     seeded, counters, parity = random.Random(first), [first] * BLOCKS, first % 2  # noqa: S311
     for _ in range(200):
@@ -129,3 +130,30 @@ def test_counting_own_blocks_alone_would_not_do() -> None:
     counters = [1] * BLOCKS
     launch(counters, 4, [0, 1, 2, 3], own_only=True)
     assert len(launch(counters, 8, list(range(8)), own_only=True)) > 1
+
+
+PLACES, RENEWED = 87_382, 8  # all_reduce_plan.h's: of a half; of them renewed in each turn
+
+
+def oldest(renewed: int) -> int:
+    """The longest time, in turns, that a place lies untouched where calls write no lines of their own for two cycles.
+
+    Kernels renew places (turn // 2) * RENEWED + 0, 1 … of the turn's half.
+    """
+    visits: dict[tuple[int, int], list[int]] = {}
+    turns = [*range(1, LAST_TURN + 1), *range(2, LAST_TURN + 1), *range(2, LAST_TURN + 1)]
+    for time, turn in enumerate(turns):
+        for i in range(renewed):
+            visits.setdefault((turn % 2, ((turn >> 1) * renewed + i) % PLACES), []).append(time)
+    assert len(visits) == 2 * PLACES
+    firsts = max(times[0] for times in visits.values())  # zeros until then, which are no turn's number
+    assert firsts < LAST_TURN
+    return max(later - former for times in visits.values() for former, later in itertools.pairwise(times))
+
+
+def test_no_place_ever_holds_a_line_of_the_same_number_from_a_cycle_before() -> None:
+    assert oldest(RENEWED) < LAST_TURN - 1
+
+
+def test_renewing_fewer_places_would_leave_some_for_a_whole_cycle() -> None:
+    assert oldest(4) == LAST_TURN - 1

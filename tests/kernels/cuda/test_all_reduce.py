@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
 from engine.all_reduce import TRIED
 from kernels.tools.native import LIBRARY
@@ -20,29 +21,31 @@ def native(build: Path) -> ReduceLibrary:
 
 
 def test_every_size_has_blocks_that_are_all_on_the_gpu_at_once(native: ReduceLibrary) -> None:
-    """A line a thread as long as that is so."""
-    for size in (*range(1, 2**17, 97), *range(2**17, LARGEST + 1, 9973), LARGEST):
-        assert native.plan(size) == min(BLOCKS, -(-size // (256 * 12)))
+    """A line a thread as long as that is so: 7 float16 or 3 float32."""
+    for count in (*range(1, 2**16, 97), *range(2**16, LARGEST // 4, 9973), LARGEST // 4):
+        assert native.plan(count) == min(BLOCKS, -(-count // (256 * 7)))
+        assert native.plan(count, half=False) == min(BLOCKS, -(-count // (256 * 3)))
+    assert native.plan(LARGEST // 2) == BLOCKS
     assert BLOCKS <= 80
 
 
 @pytest.mark.parametrize(
-    ("size", "ranks", "message"),
+    ("count", "ranks", "message"),
     [
         (0, 2, "bytes: expected 1 to 1048576, got 0"),
-        (LARGEST + 1, 2, "bytes: expected 1 to 1048576, got 1048577"),
+        (LARGEST // 2 + 1, 2, "bytes: expected 1 to 1048576, got 1048578"),
         (8, 1, "ranks: expected 2 to 8, got 1"),
         (8, 9, "ranks: expected 2 to 8, got 9"),
     ],
 )
-def test_what_does_not_fit_is_named(native: ReduceLibrary, size: int, ranks: int, message: str) -> None:
+def test_what_does_not_fit_is_named(native: ReduceLibrary, count: int, ranks: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        native.plan(size, ranks)
+        native.plan(count, ranks)
 
 
 def test_the_trial_at_the_start_gives_threads_one_line_and_several(native: ReduceLibrary) -> None:
     sizes = [count * dtype.itemsize for dtype, counts in TRIED for count in counts]
-    blocks = [native.plan(size) for size in sizes]
+    blocks = [native.plan(count, half=dtype == torch.float16) for dtype, counts in TRIED for count in counts]
     assert 1 in blocks
     assert BLOCKS in blocks
     assert max(sizes) == LARGEST
