@@ -46,6 +46,6 @@ class RecordingCpuPlatform(CpuPlatform):  # type: ignore[misc]  # vLLM's classes
             return
         compilation.mode = CompilationMode.NONE
         hybrid = model is not None and model.is_hybrid
-        chosen = progress.settle(recording.choose(hybrid=hybrid, graphs=False, disabled=recording.disabled()))
+        chosen = progress.settle(recording.choose(hybrid=hybrid, disabled=recording.disabled(), gpu=False))
         if chosen.choice == recording.RECORDED:
             recording.record(compilation)

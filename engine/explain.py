@@ -40,10 +40,9 @@ def main() -> None:
     """Reads, decides, prints."""
     given = json.load(sys.stdin)
     rows, columns, group_size = given.pop("matrix")
-    hybrid, graphs, disabled = given["hybrid"], not given["enforce_eager"], given["recording_disabled"]
     choices = [
         *volta.explain(given),
-        recording.choose(hybrid=hybrid, graphs=graphs, disabled=disabled),
+        recording.choose(hybrid=given["hybrid"], disabled=given["recording_disabled"], gpu=True),
         volta.choose_launchers(triton_driver.compiler(os.environ)),
     ]
     import torch

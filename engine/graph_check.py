@@ -1,9 +1,11 @@
-"""Compares CUDA graphs with eager steps before the engine is ready, and goes on without graphs where they differ.
+"""Compares what the engine is to serve with, CUDA graphs or recorded steps, with steps of the model's own modules.
 
 A captured graph replays addresses and launch sizes of the time of its capture: a kernel that reads what has moved
-since, or counts on a value the host computed then, answers wrongly without an error. So fixed prompts are decoded
-eagerly, then once in batches of each captured size, and what both computed for the same tokens must agree up to
-rounding. Greedy tokens alone are no measure: a batch of another size sums in another order, and near ties may turn.
+since, or counts on a value the host computed then, answers wrongly without an error. Recorded steps, of which graphs
+are captured, have other kernels than the model's modules (engine/fusion.py). So before the engine is ready fixed
+prompts are decoded by the modules, neither recorded nor fused nor captured, then once in batches of each captured size,
+and what both computed for the same tokens must agree up to rounding; where it does not, the modules serve. Greedy
+tokens alone are no measure: a batch of another size sums in another order, and near ties may turn.
 
 `GraphSwitch` is mixed into vLLM's worker (`--worker-extension-cls`); its methods are called in every rank.
 """
@@ -19,12 +21,14 @@ from vllm.inputs import TokensPrompt
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import SamplingParams
 
+from engine import recording
 from engine.volta import Choice
 
 if TYPE_CHECKING:
     from vllm.engine.protocol import EngineClient
 
 WHAT = "CUDA graphs against eager steps"
+WHAT_RECORDED = "recorded steps against the model's modules"
 TOKENS = 16  # decoded for each prompt
 CANDIDATES = 4  # whose logarithms of probability are kept at each step
 # Natural logarithms. float16 rounding moves those of a 32B model by some hundredths; a stale input by whole units.
@@ -51,8 +55,13 @@ class GraphSwitch:
         keys = self.model_runner.cudagraph_dispatcher.cudagraph_keys[CUDAGraphMode.FULL]
         return sorted({key.num_tokens for key in keys})
 
-    def voltserve_use_graphs(self, wanted: bool) -> None:
-        """Replays graphs from now on, or runs every step eagerly."""
+    def voltserve_is_recorded(self) -> bool:
+        """Whether steps of the model are recorded."""
+        return bool(recording.recorded_modules(self.model_runner.get_model()))
+
+    def voltserve_replay(self, wanted: bool) -> None:
+        """Replays graphs and what is recorded from now on, or has every step run the model's modules."""
+        recording.use_recorded(self.model_runner.get_model(), wanted)
         dispatcher = self.model_runner.cudagraph_dispatcher
         mode = self.model_runner.compilation_config.cudagraph_mode
         dispatcher.cudagraph_mode = mode if wanted else CUDAGraphMode.NONE
@@ -70,25 +79,28 @@ class Step:
 
 
 async def check(engine: "EngineClient") -> Choice:
-    """Compares, leaves graphs on where they agree and off where they do not, and says which and why."""
-    sizes: list[int] = (await engine.collective_rpc("voltserve_captured_sizes"))[0]
-    if not sizes:
-        return Choice(WHAT, "eager steps", "no graph of a decoding step was captured")
-    await engine.collective_rpc("voltserve_use_graphs", args=(False,))
+    """Compares, leaves on what agrees, has the model's modules serve where it does not, and says which and why."""
+    captured: list[int] = (await engine.collective_rpc("voltserve_captured_sizes"))[0]
+    recorded: bool = (await engine.collective_rpc("voltserve_is_recorded"))[0]
+    if not captured and not recorded:
+        return Choice(WHAT, "eager steps", "no graph of a decoding step was captured, and no step recorded")
+    what, served = (WHAT, "graphs") if captured else (WHAT_RECORDED, "recorded steps")
+    sizes = captured or [len(PROMPTS)]
+    await engine.collective_rpc("voltserve_replay", args=(False,))
     eager = await _decode(engine, max(sizes))
-    await engine.collective_rpc("voltserve_use_graphs", args=(True,))
+    await engine.collective_rpc("voltserve_replay", args=(True,))
     compared = 0
     for size in sizes:
-        graphs = await _decode(engine, size)
-        for number, (one, other) in enumerate(zip(eager, graphs, strict=False)):
+        replayed = await _decode(engine, size)
+        for number, (one, other) in enumerate(zip(eager, replayed, strict=False)):
             same, problem = compare(one, other)
             compared += same
             if problem:
-                await engine.collective_rpc("voltserve_use_graphs", args=(False,))
+                await engine.collective_rpc("voltserve_replay", args=(False,))
                 where = f"batch of {size}, sequence {number}, {problem}"
-                return Choice(WHAT, "differ: eager steps instead", where)
+                return Choice(what, "differ: eager steps instead", where)
     reason = f"{compared} tokens agree within {TOLERANCE} in batches of {', '.join(map(str, sizes))}"
-    return Choice(WHAT, "agree: graphs are used", reason)
+    return Choice(what, f"agree: {served} are used", reason)
 
 
 def compare(eager: Sequence[Step], graphs: Sequence[Step]) -> tuple[int, str]:

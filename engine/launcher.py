@@ -59,12 +59,12 @@ def parse(arguments: list[str]) -> Namespace:
         args.model = args.model_tag
     if args.headless or (args.api_server_count or 1) > 1:
         parser.error("expected one API server in this process, got --headless or --api-server-count")
-    if current_platform.is_cuda() and not args.enforce_eager:
+    if current_platform.is_cuda():
         extension = resolve_obj_by_qualname(args.worker_extension_cls)
         if not issubclass(extension, graph_check.GraphSwitch):
             parser.error(
-                f"--worker-extension-cls: expected a subclass of {graph_check.EXTENSION}, which compares CUDA graphs "
-                f"with eager steps, got {args.worker_extension_cls}; or pass --enforce-eager"
+                f"--worker-extension-cls: expected a subclass of {graph_check.EXTENSION}, which compares "
+                f"CUDA graphs and recorded steps with the model's modules, got {args.worker_extension_cls}"
             )
     if (config := quantization.modelopt_config(Path(args.model))) and isinstance(args.hf_overrides, dict):
         args.hf_overrides = {"quantization_config": config} | args.hf_overrides
@@ -148,7 +148,7 @@ async def _engine(args: Namespace) -> AsyncIterator[EngineClient]:
     )
     try:
         await engine.reset_mm_cache()  # memory that profiling leaves behind
-        if current_platform.is_cuda() and not config.model_config.enforce_eager:
+        if current_platform.is_cuda():
             progress.settle(await graph_check.check(engine))
         yield engine
     finally:

@@ -37,7 +37,7 @@ class ReportingLoader(DefaultModelLoader):  # type: ignore[misc]  # vLLM's class
         model: nn.Module = super().load_model(vllm_config, model_config, prefix)
         if vllm_config.compilation_config.mode == CompilationMode.NONE:
             recording.call_attention_directly(model)
-        elif vllm_config.compilation_config.backend == recording.BACKEND:
+        elif vllm_config.compilation_config.backend in recording.BACKENDS:
             recording.allow_eager(model)
         if current_platform.device_type == "cpu":
             from engine import cpu_decoder  # with the classes of models that it knows

@@ -83,7 +83,7 @@ class VoltaPlatform(CudaPlatform):  # type: ignore[misc]  # vLLM's classes are u
 
     @classmethod
     def apply_config_platform_defaults(cls, vllm_config: "VllmConfig") -> None:
-        """Graphs of whole decoding steps, or with `--enforce-eager` recorded steps; no Inductor unless asked for."""
+        """Recorded steps, in graphs of whole decoding steps but for `--enforce-eager`; no Inductor unless asked for."""
         from vllm.config import CompilationMode, CUDAGraphMode
 
         compilation, model = vllm_config.compilation_config, vllm_config.model_config
@@ -95,10 +95,9 @@ class VoltaPlatform(CudaPlatform):  # type: ignore[misc]  # vLLM's classes are u
         if compilation.mode not in (None, CompilationMode.NONE):
             return
         compilation.mode = CompilationMode.NONE
-        graphs = not model.enforce_eager
-        chosen = recording.choose(hybrid=model.is_hybrid, graphs=graphs, disabled=recording.disabled())
+        chosen = recording.choose(hybrid=model.is_hybrid, disabled=recording.disabled(), gpu=True)
         if progress.settle(chosen).choice == recording.RECORDED:
-            recording.record(compilation)
+            recording.record(compilation, recording.FUSED_BACKEND)
 
     @classmethod
     def check_and_update_config(cls, vllm_config: "VllmConfig") -> None:

@@ -2,8 +2,9 @@
 
 Between a decoding step's few hundred operations Python walks through the layers' modules, which takes as long as the
 operations do. Dynamo records them while the engine warms up, as one list for any number of tokens; nothing is compiled,
-so no compiler is needed and recording takes seconds. `replay` is the Dynamo backend: it leaves the operations as they
-are but for the few that vLLM wraps in an operator of Python's, so that a compiler would not look inside.
+so no compiler is needed and recording takes seconds. `replay` is the Dynamo backend on CPUs: it leaves the operations
+as they are but for the few that vLLM wraps in an operator of Python's, so that a compiler would not look inside. On
+GPUs `replay_fused` also fuses neighbours (engine/fusion.py), and CUDA graphs are captured of what it makes.
 
 What is imported at the top is the standard library: `engine.explain` asks `choose` without vLLM.
 """
@@ -12,7 +13,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from engine import progress
+from engine import fusion, progress
 from engine.volta import Choice
 
 if TYPE_CHECKING:
@@ -23,22 +24,23 @@ if TYPE_CHECKING:
 WHAT = "steps of the model"
 RECORDED = "recorded"
 BACKEND = "engine.recording.replay"
+FUSED_BACKEND = "engine.recording.replay_fused"
+BACKENDS = (BACKEND, FUSED_BACKEND)
 OFF_VARIABLE = "TORCH_COMPILE_DISABLE"  # torch's own: Dynamo does nothing then
 Step = Callable[..., Any]
 
 
-def choose(*, hybrid: bool, graphs: bool, disabled: bool) -> Choice:
+def choose(*, hybrid: bool, disabled: bool, gpu: bool) -> Choice:
     """Whether steps are recorded.
 
-    `hybrid`: the model has recurrent layers; `graphs`: decoding steps are CUDA graphs; `disabled`: by OFF_VARIABLE.
+    `hybrid`: the model has recurrent layers; `disabled`: by OFF_VARIABLE; `gpu`: with operations fused.
     """
     if disabled:
         return Choice(WHAT, "eager", f"{OFF_VARIABLE} asks for it")
-    if graphs:
-        return Choice(WHAT, "eager, beside the graphs", "graphs are compared with steps that share nothing with them")
     if hybrid:
         return Choice(WHAT, "eager", "the model has recurrent layers, whose steps are not recorded")
-    return Choice(WHAT, RECORDED, "replaying operations without the model's modules is faster")
+    fused = "; neighbouring small ones are fused, also in CUDA graphs, and compared with the modules' before serving"
+    return Choice(WHAT, RECORDED, f"replaying operations without the model's modules is faster{fused if gpu else ''}")
 
 
 def disabled() -> bool:
@@ -46,12 +48,12 @@ def disabled() -> bool:
     return os.environ.get(OFF_VARIABLE, "0") == "1"
 
 
-def record(compilation: "CompilationConfig") -> None:
-    """Has vLLM record the model's steps with `replay`."""
+def record(compilation: "CompilationConfig", backend: str = BACKEND) -> None:
+    """Has vLLM record the model's steps with `backend`, BACKEND or FUSED_BACKEND."""
     from vllm.config import CompilationMode
 
     compilation.mode = CompilationMode.DYNAMO_TRACE_ONCE
-    compilation.backend = BACKEND
+    compilation.backend = backend
     # Else vLLM asks the backend for files that it could load at the next start.
     os.environ["VLLM_USE_AOT_COMPILE"] = "0"
 
@@ -71,6 +73,7 @@ def _or_eager(model: "nn.Module", module: Any, recorded: Step) -> Step:
         try:
             return recorded(*inputs, **named)
         except TorchDynamoException as error:
+            module._compiled_callable = None
             module.do_not_compile = True  # vLLM's name, too
             call_attention_directly(model)
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
@@ -80,18 +83,43 @@ def _or_eager(model: "nn.Module", module: Any, recorded: Step) -> Step:
     return step
 
 
-def call_attention_directly(model: "nn.Module") -> None:
-    """Has attention layers call their backend, not an operator that calls it: that serves compilation only."""
+def recorded_modules(model: "nn.Module") -> "list[Any]":
+    """Those of `model` whose steps are recorded."""
+    return [module for module in model.modules() if getattr(module, "_compiled_callable", None) is not None]
+
+
+def use_recorded(model: "nn.Module", wanted: bool) -> None:
+    """From now on replays what is recorded of `model`, or runs its modules."""
+    recorded = recorded_modules(model)
+    for module in recorded:
+        module.do_not_compile = not wanted
+    if recorded:
+        call_attention_directly(model, not wanted)
+
+
+def call_attention_directly(model: "nn.Module", wanted: bool = True) -> None:
+    """Has attention layers call their backend, not an operator that calls it: that serves recording only."""
     from vllm.model_executor.layers.attention import Attention
 
     for module in model.modules():
         if isinstance(module, Attention):
-            module.use_direct_call = True
+            module.use_direct_call = wanted
 
 
 def replay(module: "fx.GraphModule", _inputs: "Sequence[torch.Tensor]") -> Step:
     """The recorded operations, with `direct` applied, as a function of Python."""
     direct(module.graph)
+    return _step(module)
+
+
+def replay_fused(module: "fx.GraphModule", _inputs: "Sequence[torch.Tensor]") -> Step:
+    """As `replay`, with neighbouring operations fused."""
+    direct(module.graph)
+    progress.settle(fusion.fuse(module.graph))
+    return _step(module)
+
+
+def _step(module: "fx.GraphModule") -> Step:
     module.recompile()
     step: Step = module.forward
     return step

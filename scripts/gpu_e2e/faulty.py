@@ -15,9 +15,9 @@ class FaultyGraphs(GraphSwitch):
 
     _right: torch.Tensor | None = None
 
-    def voltserve_use_graphs(self, wanted: bool) -> None:
+    def voltserve_replay(self, wanted: bool) -> None:
         """As the original, and breaks or mends the weight."""
-        super().voltserve_use_graphs(wanted)
+        super().voltserve_replay(wanted)
         weight = self.model_runner.get_model().model.norm.weight.data
         if self._right is None:
             self._right = weight.clone()

@@ -4,22 +4,20 @@
 
 --make writes MODEL first, of a shape of synthetic.py, while vLLM is imported. --library: libvoltserve_cuda.so, whose
 kernel that only reads is the yardstick. --eager: as `serve --enforce-eager`, whose steps are recorded
-(engine/recording.py), and the same steps not recorded, in turns; without it, eager steps are those beside graphs, which
-never are recorded.
+and fused (engine/recording.py), and steps of the model's modules, in turns; without it, eager steps are of the modules.
 
-The reference way dequantizes each weight to float16 and calls cuBLAS, on every call. Only the two ways to multiply
-change between runs: model, cache, attention, sampling and engine are the same, in one process. Prompts are random.
+Ways: `kernels`, as it is served; `unfused`, the model's modules captured, neither recorded nor fused; `nccl`, with
+NCCL's all-reduces in place of ours; `reference`, the modules, with each weight dequantized to float16 and multiplied by
+cuBLAS, on every call. Else model, cache, attention, sampling and engine are the same, in one process. Prompts are
+random.
 Profiles come last: what torch's profiler has once looked at launches kernels more slowly ever after.
 """
 
 import argparse
 import asyncio
-import cProfile
-import io
 import itertools
 import json
 import os
-import pstats
 import statistics
 import subprocess
 import sys
@@ -29,30 +27,26 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import profiles
 import torch
 from served import listen_for_decisions
 from synthetic import SHAPES
 from torch.nn import functional
 from vllm.distributed.parallel_state import get_tp_group
-from vllm.model_executor.layers.attention import Attention
 
 from engine import recording
 from engine.graph_check import GraphSwitch
 from engine.linear import QuasarNvfp4LinearMethod
 
-PROFILED_STEPS = 12
 
-
-class Bench(GraphSwitch):
+class Bench(profiles.Profilers, GraphSwitch):
     """What vLLM's worker gains for these measurements."""
 
     device: Any
+    _modules = False
 
     def voltserve_way(self, way: str) -> int:
-        """From now on multiplies by `kernels` or `reference`, in graphs captured anew; returns how many layers do.
-
-        `nccl`: by kernels, with NCCL's all-reduces in place of ours.
-        """
+        """From now on computes steps in this way, in graphs captured anew; returns how many layers multiply so."""
         methods = [
             module.quant_method
             for module in self.model_runner.get_model().modules()
@@ -65,23 +59,19 @@ class Bench(GraphSwitch):
         if communicator is not None:  # one rank has none
             self._own_all_reduce = getattr(self, "_own_all_reduce", communicator._ours)
             communicator._ours = None if way == "nccl" else self._own_all_reduce
+        self._modules = way in OF_MODULES
         if self.voltserve_captured_sizes():
-            self.voltserve_use_graphs(True)
+            self.voltserve_replay(True)
             self.model_runner.model.clear_graphs()
             torch.cuda.empty_cache()
             self.model_runner.capture_model()
         return len(methods)
 
-    def voltserve_recorded(self, wanted: bool) -> bool:
-        """From now on replays the recorded step or runs the model's modules; returns whether one was recorded."""
-        model = self.model_runner.get_model()
-        recorded = [module for module in model.modules() if hasattr(module, "_compiled_callable")]
-        for module in recorded:
-            module.do_not_compile = not wanted
-        for module in model.modules():
-            if isinstance(module, Attention):
-                module.use_direct_call = not wanted
-        return bool(recorded)
+    def voltserve_replay(self, wanted: bool) -> None:
+        """As the original, but for ways that run the model's modules."""
+        super().voltserve_replay(wanted)
+        if self._modules:
+            recording.use_recorded(self.model_runner.get_model(), False)
 
     def voltserve_memory(self) -> dict[str, int]:
         """Bytes on this GPU."""
@@ -97,34 +87,9 @@ class Bench(GraphSwitch):
             "used_on_the_gpu": total - free,
         }
 
-    def voltserve_profile_python(self, on: bool, path: str = "") -> None:
-        """Starts Python's profiler, or stops it and writes its table."""
-        if on:
-            self._python_profiler = cProfile.Profile()
-            self._python_profiler.enable()
-            return
-        self._python_profiler.disable()
-        table = io.StringIO()
-        for order in ("tottime", "cumtime"):
-            pstats.Stats(self._python_profiler, stream=table).sort_stats(order).print_stats(60)
-        Path(path).write_text(table.getvalue())
 
-    def voltserve_profile(self, on: bool, path: str = "") -> None:
-        """Starts torch's profiler, or stops it and writes its table."""
-        if on:
-            self._profiler = torch.profiler.profile(
-                activities=[torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
-            )
-            self._profiler.start()
-            return
-        torch.cuda.synchronize()
-        self._profiler.stop()
-        averages = self._profiler.key_averages()
-        tables = [averages.table(sort_by=key, row_limit=45, max_name_column_width=70) for key in ORDERS]
-        Path(path).write_text("\n\n".join(tables))
-
-
-ORDERS = ("self_cpu_time_total", "self_cuda_time_total")
+WAYS = ("kernels", "unfused", "reference", "nccl")
+OF_MODULES = ("unfused", "reference")
 
 
 def dequantize_and_multiply(
@@ -205,7 +170,7 @@ def engine_arguments(arguments: argparse.Namespace) -> Any:
         load_format="voltserve",
         tensor_parallel_size=arguments.ranks,
         skip_tokenizer_init=True,
-        max_model_len=max(2048, arguments.prompt + max(arguments.tokens, PROFILED_STEPS) + 1),
+        max_model_len=max(2048, arguments.prompt + max(arguments.tokens, profiles.TOKENS) + 1),
         max_num_seqs=max(arguments.streams),
         gpu_memory_utilization=arguments.memory,
         kv_cache_memory_bytes=arguments.cache_bytes,
@@ -293,7 +258,7 @@ async def run(arguments: argparse.Namespace) -> None:
         if way not in likelihoods:
             likelihoods[way] = await prompt_logprobs(engine, texts, way)
             result |= of_texts(likelihoods)
-        await call("voltserve_use_graphs", graphs)
+        await call("voltserve_replay", graphs or arguments.eager)
         await measure(engine, 2, arguments.prompt, 4, vocabulary, seed := seed + 1)  # compiles what is compiled late
         # Eager steps of the reference way wait for the host as ours do: one row shows it.
         for streams in arguments.streams if graphs or way != "reference" else arguments.streams[:1]:
@@ -303,9 +268,7 @@ async def run(arguments: argparse.Namespace) -> None:
             save()
     if current != "kernels":
         await call("voltserve_way", "kernels")
-    for graphs in () if arguments.only_graphs else kinds:
-        await call("voltserve_use_graphs", graphs)
-        await profile(engine, arguments, vocabulary, "graphs" if graphs else "eager")
+    await add_profiles(engine, arguments, result, vocabulary)
     engine.shutdown()
     result["device"] = torch.cuda.get_device_name()
     if arguments.library:
@@ -322,26 +285,25 @@ async def rates(
     rows = []
     for recorded in (True, False) * 3 if arguments.eager else (False,):
         if arguments.eager:
-            await engine.collective_rpc("voltserve_recorded", args=(recorded,))
+            await engine.collective_rpc("voltserve_replay", args=(recorded,))
         row = await measure(engine, streams, arguments.prompt, arguments.tokens, vocabulary, seed)
         rows.append({"recorded": recorded} | row)
     return rows
 
 
-async def profile(engine: Any, arguments: argparse.Namespace, vocabulary: int, kind: str) -> None:
-    """Writes where a step's time goes, beside the output. Of a replay Python's is vLLM's alone, and left out."""
-    for profiler, streams in (
-        ("voltserve_profile_python", 1),
-        ("voltserve_profile_python", 8),
-        ("voltserve_profile", 1),
-    ):
-        python = profiler.endswith("python")
-        if python and kind == "graphs":
-            continue
-        await engine.collective_rpc(profiler, args=(True,))
-        await measure(engine, streams, arguments.prompt, PROFILED_STEPS, vocabulary, 10_000 + streams + python)
-        name = f"{arguments.output.stem}-profile-{kind}-{'python' if python else 'torch'}-{streams}.txt"
-        await engine.collective_rpc(profiler, args=(False, str(arguments.output.with_name(name))))
+async def add_profiles(engine: Any, arguments: argparse.Namespace, result: dict[str, Any], vocabulary: int) -> None:
+    """How long the GPU idles in steps in graphs, and beside the output where a step's time goes."""
+
+    async def decode(streams: int, tokens: int) -> None:
+        await measure(engine, streams, arguments.prompt, tokens, vocabulary, 10_000 + streams)
+
+    if not arguments.eager:
+        await engine.collective_rpc("voltserve_replay", args=(True,))
+        result["idle"] = [await profiles.idle(engine, decode, streams) for streams in arguments.streams]
+        print(result["idle"], flush=True)
+    for graphs in () if arguments.only_graphs else (False,) if arguments.eager else (True, False):
+        await engine.collective_rpc("voltserve_replay", args=(graphs or arguments.eager,))
+        await profiles.write(engine, decode, arguments.output, "graphs" if graphs else "eager")
 
 
 def add_floor(result: dict[str, Any], bytes_s: float) -> None:
@@ -357,9 +319,10 @@ def of_texts(likelihoods: dict[str, torch.Tensor]) -> dict[str, dict[str, float]
     found: dict[str, dict[str, float]] = {
         "perplexity": {way: float((-log.mean()).exp()) for way, log in likelihoods.items()}
     }
-    if {"kernels", "reference"} <= likelihoods.keys():
-        found["agreement"] = agreement(likelihoods["kernels"], likelihoods["reference"])
-        print(found["agreement"], flush=True)
+    for key, other in (("agreement", "reference"), ("agreement_with_unfused", "unfused")):
+        if {"kernels", other} <= likelihoods.keys():
+            found[key] = agreement(likelihoods["kernels"], likelihoods[other])
+            print(key, found[key], flush=True)
     return found
 
 
@@ -407,7 +370,9 @@ def main() -> None:
     parser.add_argument("--nccl", action="store_true", help="for every all-reduce")
     parser.add_argument("--library", type=Path)
     parser.add_argument("--ranks", type=int, default=1, help="tensor-parallel GPUs")
-    parser.add_argument("--ways", nargs="+", choices=("kernels", "reference", "nccl"), default=["kernels", "reference"])
+    parser.add_argument(
+        "--ways", nargs="+", choices=("kernels", "unfused", "reference", "nccl"), default=["kernels", "reference"]
+    )
     arguments = parser.parse_args()
     if arguments.eager and "reference" in arguments.ways:
         parser.error("--eager: expected --ways without reference, since a recorded step keeps how it multiplies")

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from torch import nn
 from vllm.config import CompilationMode, CUDAGraphMode, VllmConfig
 
 from engine import graph_check
@@ -54,8 +55,8 @@ def test_a_token_that_is_not_even_among_the_likeliest_is_a_difference() -> None:
 class FakeEngine:
     """Generates A, B, C, A … and, while its graphs are on in a batch of `broken` sequences, something less sure."""
 
-    def __init__(self, sizes: list[int], broken: int = 0, text: bool = True) -> None:
-        self.sizes, self.broken = sizes, broken
+    def __init__(self, sizes: list[int], broken: int = 0, text: bool = True, recorded: bool = False) -> None:
+        self.sizes, self.broken, self.recorded = sizes, broken, recorded
         self.graphs = True
         self.running = 0
         self.batches: list[tuple[bool, int]] = []
@@ -65,7 +66,9 @@ class FakeEngine:
     async def collective_rpc(self, method: str, args: tuple[Any, ...] = ()) -> list[Any]:
         if method == "voltserve_captured_sizes":
             return [self.sizes, self.sizes]  # two ranks
-        assert method == "voltserve_use_graphs"
+        if method == "voltserve_is_recorded":
+            return [self.recorded, self.recorded]
+        assert method == "voltserve_replay"
         (self.graphs,) = args
         return [None, None]
 
@@ -109,7 +112,23 @@ async def test_a_graph_that_computes_something_else_is_not_used(broken: int) -> 
     assert f"batch of {broken}, sequence 0, token 5" in chosen.reason
 
 
-async def test_without_captured_graphs_there_is_nothing_to_compare() -> None:
+async def test_recorded_steps_without_graphs_are_compared_with_the_modules() -> None:
+    engine = FakeEngine([], recorded=True)
+    chosen = await graph_check.check(engine)  # type: ignore[arg-type]
+    every = len(graph_check.PROMPTS)
+    assert engine.batches == [(False, every), (True, every)]
+    assert engine.graphs
+    assert (chosen.what, chosen.choice) == (graph_check.WHAT_RECORDED, "agree: recorded steps are used")
+
+
+async def test_recorded_steps_that_compute_something_else_are_not_used() -> None:
+    engine = FakeEngine([], broken=len(graph_check.PROMPTS), recorded=True)
+    chosen = await graph_check.check(engine)  # type: ignore[arg-type]
+    assert not engine.graphs
+    assert chosen.choice == "differ: eager steps instead"
+
+
+async def test_without_captured_graphs_or_recorded_steps_there_is_nothing_to_compare() -> None:
     engine = FakeEngine([])
     assert (await graph_check.check(engine)).choice == "eager steps"  # type: ignore[arg-type]
     assert engine.batches == []
@@ -121,7 +140,16 @@ async def test_without_a_tokenizer_prompts_are_token_ids() -> None:
     assert all(prompt["prompt_token_ids"] for prompt in engine.prompts)
 
 
-def test_the_switch_turns_vllms_dispatcher() -> None:
+class Recorded(nn.Module):
+    """What vLLM's wrapper of a model is to the switch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.do_not_compile = False
+        self._compiled_callable = object()
+
+
+def test_the_switch_turns_vllms_dispatcher_and_recorded_modules() -> None:
     """vLLM's own dispatcher, with batches of 2 and 4 captured: what it would replay, and what it would run."""
     from vllm.v1.cudagraph_dispatcher import CudagraphDispatcher
 
@@ -134,8 +162,13 @@ def test_the_switch_turns_vllms_dispatcher() -> None:
     dispatcher = CudagraphDispatcher(config)
     dispatcher.initialize_cudagraph_keys(CUDAGraphMode.FULL_DECODE_ONLY)
     worker = GraphSwitch()
-    worker.model_runner = SimpleNamespace(cudagraph_dispatcher=dispatcher, compilation_config=config.compilation_config)
+    model = Recorded()
+    worker.model_runner = SimpleNamespace(
+        cudagraph_dispatcher=dispatcher, compilation_config=config.compilation_config, get_model=lambda: model
+    )
+    assert worker.voltserve_is_recorded()
     assert worker.voltserve_captured_sizes() == [2, 4]
     for wanted, mode in ((False, CUDAGraphMode.NONE), (True, CUDAGraphMode.FULL)):
-        worker.voltserve_use_graphs(wanted)
+        worker.voltserve_replay(wanted)
         assert dispatcher.dispatch(3, uniform_decode=True)[0] == mode
+        assert model.do_not_compile != wanted

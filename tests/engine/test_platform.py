@@ -84,7 +84,7 @@ def test_cudas_index_is_turned_into_nvmls(platform: Any) -> None:
 @pytest.mark.parametrize(
     ("asked", "enforce_eager", "mode", "graphs"),
     [
-        (None, False, CompilationMode.NONE, CUDAGraphMode.FULL_DECODE_ONLY),
+        (None, False, CompilationMode.DYNAMO_TRACE_ONCE, CUDAGraphMode.FULL_DECODE_ONLY),
         (CompilationMode.NONE, True, CompilationMode.DYNAMO_TRACE_ONCE, None),
         (CompilationMode.VLLM_COMPILE, False, CompilationMode.VLLM_COMPILE, CUDAGraphMode.FULL_DECODE_ONLY),
     ],
@@ -97,7 +97,8 @@ def test_decoding_is_captured_whole_and_nothing_is_compiled(
     assert vllm_config.compilation_config.mode == mode
     assert vllm_config.compilation_config.cudagraph_mode == graphs
     assert (told["CUDA graphs"] == "off") == enforce_eager
-    assert (vllm_config.compilation_config.backend == recording.BACKEND) == enforce_eager
+    recorded = asked != CompilationMode.VLLM_COMPILE
+    assert (vllm_config.compilation_config.backend == recording.FUSED_BACKEND) == recorded
 
 
 @pytest.mark.parametrize(("hybrid", "disabled"), [(True, "0"), (False, "1")])

@@ -26,18 +26,18 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(
-    ("hybrid", "graphs", "disabled", "choice", "reason"),
+    ("hybrid", "gpu", "disabled", "choice", "reason"),
     [
-        (False, False, False, "recorded", "faster"),
-        (True, False, False, "eager", "recurrent"),
-        (False, True, False, "eager, beside the graphs", "share nothing"),
-        (False, False, True, "eager", "TORCH_COMPILE_DISABLE"),
+        (False, False, False, "recorded", "is faster"),
+        (False, True, False, "recorded", "are fused"),
+        (True, True, False, "eager", "recurrent"),
+        (False, True, True, "eager", "TORCH_COMPILE_DISABLE"),
     ],
 )
 def test_steps_are_recorded_unless_something_speaks_against_it(
-    hybrid: bool, graphs: bool, disabled: bool, choice: str, reason: str
+    hybrid: bool, gpu: bool, disabled: bool, choice: str, reason: str
 ) -> None:
-    chosen = recording.choose(hybrid=hybrid, graphs=graphs, disabled=disabled)
+    chosen = recording.choose(hybrid=hybrid, gpu=gpu, disabled=disabled)
     assert chosen.choice == choice
     assert reason in chosen.reason
 
@@ -131,6 +131,9 @@ def test_a_model_that_cannot_be_recorded_runs_eagerly_and_says_so(monkeypatch: p
     assert told == [(recording.WHAT, "eager")]
     assert model.do_not_compile
     assert model.attention.use_direct_call
+    recording.use_recorded(model, wanted=True)  # which nothing is
+    assert model.do_not_compile
+    assert model.attention.use_direct_call
 
 
 def test_a_model_that_can_be_recorded_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,6 +142,14 @@ def test_a_model_that_can_be_recorded_is(monkeypatch: pytest.MonkeyPatch) -> Non
     recording.allow_eager(model)
     assert model._compiled_callable(torch.ones(2)).tolist() == [2, 2]
     assert not model.do_not_compile
+
+
+@pytest.mark.parametrize("wanted", [False, True])
+def test_a_recorded_model_can_run_its_modules_instead(wanted: bool) -> None:
+    model = Stack(lambda x: x + 1)
+    recording.use_recorded(model, wanted)
+    assert model.do_not_compile != wanted
+    assert model.attention.use_direct_call != wanted
 
 
 def test_an_error_of_the_model_s_own_is_not_swallowed() -> None:

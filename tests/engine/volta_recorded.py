@@ -1,4 +1,4 @@
-"""What a V100's eager step of a model is recorded as, without a GPU: `python -m tests.engine.volta_recorded MODEL`.
+"""What a V100's step of a model is recorded and fused as, without a GPU: `python -m tests.engine.volta_recorded MODEL`.
 
 Tensors have shapes but no numbers (device meta), vLLM's compiled operators only the schemas of those that stand in for
 them in trials (scripts/gpu_e2e/). Prints the names of what the recorded step calls, one a line.
@@ -19,7 +19,7 @@ os.environ["VLLM_DISABLE_SHARED_EXPERTS_STREAM"] = "1"  # it would be made on a 
 import torch
 import vllm.platforms
 
-from engine import gpus, recording
+from engine import fusion, gpus, recording
 
 patched_gpus: Any = gpus
 patched_recording: Any = recording
@@ -111,10 +111,11 @@ def main() -> None:
 
     def keep(module: Any, inputs: Any) -> Any:
         recording.direct(module.graph)
+        print(fusion.fuse(module.graph), file=sys.stderr)
         recorded.extend(getattr(node.target, "__name__", str(node.target)) for node in module.graph.nodes)
         return lambda *_inputs: (torch.empty(TOKENS, config.model_config.get_hidden_size(), device="meta"),)
 
-    patched_recording.replay = keep
+    patched_recording.replay_fused = keep
     with set_current_vllm_config(config):
         model = build(config)
         inputs = torch.zeros(TOKENS, dtype=torch.long, device="meta")
