@@ -50,7 +50,7 @@ class Pattern:
 
 
 # In this order: what ends with an all-reduce comes last.
-PATTERNS: tuple[Pattern, ...] = ()
+PATTERNS: tuple[Pattern, ...] = (Pattern("silu and product", "engine.fused_silu.fuse"),)
 
 
 class Operands(NamedTuple):

@@ -31,7 +31,8 @@ const char *voltserve_structs() {
                 AT(LinearArgs, experts), AT(LinearArgs, padded_slots), AT(LinearArgs, top_k)}) +
       describe("Ahead", sizeof(Ahead),
                {AT(Ahead, codes), AT(Ahead, scales), AT(Ahead, blocks), AT(Ahead, depth), AT(Ahead, share), AT(Ahead, extra),
-                AT(Ahead, stages), AT(Ahead, tile_rows), AT(Ahead, column_tiles), AT(Ahead, scale_bytes)});
+                AT(Ahead, stages), AT(Ahead, tile_rows), AT(Ahead, column_tiles), AT(Ahead, scale_bytes)}) +
+      describe("SiluArgs", sizeof(SiluArgs), {AT(SiluArgs, x), AT(SiluArgs, y), AT(SiluArgs, m), AT(SiluArgs, n)});
   return text.c_str();
 }
 
@@ -70,6 +71,10 @@ uint32_t voltserve_place_scale(uint32_t e4m3) { return voltserve::place_scale(e4
 
 int voltserve_linear(const voltserve::LinearArgs *args, int group, const voltserve::Plan *plan, cudaStream_t stream) {
   return voltserve::launch_linear(*args, group, *plan, stream);
+}
+
+int voltserve_silu_and_mul(const voltserve::SiluArgs *args, const voltserve::Ahead *ahead, cudaStream_t stream) {
+  return voltserve::launch_silu_and_mul(*args, *ahead, stream);
 }
 
 int voltserve_repack(const uint8_t *codes, const uint8_t *scales, uint4 *packed, uint8_t *packed_scales, int *first_nan,

@@ -7,8 +7,10 @@
 #include <cstdint>
 
 #include "../include/gdn.h"
+#include "ahead.h"
 #include "linear.h"
 #include "plan.h"
+#include "silu_and_mul.h"
 
 namespace voltserve {
 
@@ -22,6 +24,9 @@ cudaError_t launch_repack(const uint8_t *codes, const uint8_t *scales, uint4 *pa
 // Rows first_row .. first_row + rows - 1 of W as fp16, `out` [rows, k] (dequantize.cuh). first_row: a multiple of 32.
 cudaError_t launch_dequantize(const uint4 *packed, const uint8_t *packed_scales, const float *row_factor, __half *out,
                               int first_row, int rows, int k, int group, cudaStream_t stream);
+
+// y = silu(gate) * up (silu_and_mul.cuh), and what `ahead` says read ahead.
+cudaError_t launch_silu_and_mul(const SiluArgs &args, const Ahead &ahead, cudaStream_t stream);
 
 // The convolution and the delta rule of a Gated DeltaNet layer (include/gdn.h); `tokens`: rows of x. D other than 32, 64 or 128 is
 // cudaErrorInvalidValue.

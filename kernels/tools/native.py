@@ -41,6 +41,10 @@ class _Shape(ctypes.Structure):
     ]
 
 
+class _SiluArgs(ctypes.Structure):
+    _fields_ = [*((name, ctypes.c_void_p) for name in "xy"), *((name, ctypes.c_int) for name in "mn")]
+
+
 class _LinearArgs(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("x", "codes", "scales", "row_factor", "bias", "y", "workspace")),
@@ -127,7 +131,7 @@ class Library:
     """The launchers, on torch tensors of the current device and its current stream."""
 
     def __init__(self, path: Path = LIBRARY) -> None:
-        self._c = load(path, "voltserve_structs", (_Problem, _Plan, _Shape, _LinearArgs, Ahead))
+        self._c = load(path, "voltserve_structs", (_Problem, _Plan, _Shape, _LinearArgs, Ahead, _SiluArgs))
         self._c.voltserve_shape.restype = ctypes.POINTER(_Shape)
         self._c.voltserve_ahead_bytes.restype = ctypes.c_size_t
         self._c.voltserve_place_code.restype = ctypes.c_uint32
@@ -176,7 +180,7 @@ class Library:
     def read_ahead(
         self, bytes_: int, m: int, n: int, k: int, group: int = 16, arch: int = 70, processors: int = 80, w: Any = None
     ) -> Ahead:
-        """About `bytes_` of the next product's weights, of `w` (a Packed) where there is a GPU. ValueError as plan()."""
+        """About `bytes_` of the next product's weights, `w` (Packed) where there is a GPU. ValueError as plan()."""
         self.plan(m, n, k, group, arch, processors)
         ahead = Ahead()
         pointers = (w.codes.data_ptr(), w.scales.data_ptr()) if w else (None, None)
@@ -276,6 +280,11 @@ class Library:
         launch.plan = plan  # type: ignore[attr-defined]
         launch.shape = shape  # type: ignore[attr-defined]
         return launch
+
+    def silu_and_mul(self, x: Any, y: Any, ahead: Ahead | None = None) -> None:
+        """y fp16 [m, n] = silu(x[:, :n]) * x[:, n:], and reads `ahead`."""
+        args, ahead = _SiluArgs(x.data_ptr(), y.data_ptr(), *y.shape), ahead or Ahead()
+        self._check(self._c.voltserve_silu_and_mul(ctypes.byref(args), ctypes.byref(ahead), self._stream()))
 
     def read(self, data: Any, blocks: int, sink: Any) -> None:
         """Reads all of `data` (see read_ceiling.cu)."""

@@ -61,7 +61,13 @@ def _add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor,
 
 
 @torch.library.register_fake("voltserve::silu_and_mul")
-def _silu_and_mul(x: torch.Tensor) -> torch.Tensor:
+def _silu_and_mul(
+    x: torch.Tensor,
+    next_codes: torch.Tensor | None = None,
+    next_scales: torch.Tensor | None = None,
+    next_row_factor: torch.Tensor | None = None,
+    next_group: int = 0,
+) -> torch.Tensor:
     return x.new_empty((*x.shape[:-1], x.shape[-1] // 2))
 
 
@@ -104,6 +110,11 @@ def _paged_attention(
 def _reshape_and_cache(
     key: torch.Tensor, value: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, slots: torch.Tensor
 ) -> None:
+    return None
+
+
+@torch.library.register_fake("voltserve::rotate_and_cache")
+def _rotate_and_cache(*_arguments: object, **_named: object) -> None:
     return None
 
 
