@@ -27,7 +27,7 @@
 //
 // Bytes over a GPU's bus: sent 8/7 copies * B, received 8/7 (R - 1) B; 4/3 of fp32.
 //
-// A rank that is dead must not hold the others for ever: after limit_ns of waiting the kernel stops with an assertion that names
+// A rank that is dead must not hold the others for ever: after limit_ns of waiting the kernel ends with an assertion that names
 // the rank, which makes the next synchronization fail. Blocks wait for other GPUs' blocks only, which send before they wait, and
 // all blocks of a launch fit a V100 at once.
 #pragma once
@@ -41,16 +41,18 @@
 
 namespace voltserve {
 
-// The moment when waiting began, and whether it has lasted too long. Time is read only once something is waited for.
+// The moment when a thread began to wait, and the rank that it gave up. Time is read only once something is waited for.
 struct Patience {
   uint64_t since = 0;
+  int late = -1;
 
-  __device__ bool over(const ReduceArgs &args) {
-    if (args.late && *static_cast<volatile int *>(args.late)) return true;  // one limit for all that a launch waits for
+  __device__ bool over(const ReduceArgs &args, int rank) {
     uint64_t now;
     asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
     if (since == 0) since = now;
-    return now - since > args.limit_ns;
+    if (now - since <= args.limit_ns) return false;
+    late = rank;
+    return true;
   }
 };
 
@@ -66,7 +68,7 @@ __device__ const char kLate[kMaxRanks][64] = {
 };
 
 // An assertion's text is told even though the kernel ends there; what printf wrote is not. One thread tells; the kernel has failed
-// with it, whatever the others do.
+// with it, whatever the others do. At a kernel's end, where a call finds no registers that it would have to save.
 __device__ inline void report_late(const ReduceArgs &args, int rank) {
   if (args.late) {
     *static_cast<volatile int *>(args.late) = rank + 1;
@@ -102,14 +104,10 @@ __device__ inline Line get(const void *from) {
 }
 
 // The line at `from`, once `rank` has written this turn's.
-__device__ inline Line take(const ReduceArgs &args, const void *from, uint32_t turn, int rank) {
-  Patience patience;
+__device__ inline Line take(const ReduceArgs &args, const void *from, uint32_t turn, int rank, Patience &patience) {
   while (true) {
     const Line line = get(from);
-    if (line.turn() == turn) return line;
-    if (!patience.over(args)) continue;
-    report_late(args, rank);
-    return line;
+    if (line.turn() == turn || patience.over(args, rank)) return line;
   }
 }
 
@@ -220,11 +218,12 @@ __device__ inline void renew(const ReduceArgs &args, uint32_t turn, int lines) {
 
 // Every block has a turn counter of its own, which only it reads and only one block of a launch writes: no block waits for another,
 // and launches of any number of blocks follow each other. `blocks`: those of the launch that count.
-__device__ inline void end_turn(const ReduceArgs &args, uint32_t turn, int blocks) {
+__device__ inline void end_turn(const ReduceArgs &args, uint32_t turn, int blocks, const Patience &patience) {
   __syncthreads();  // all threads have read it
   const uint32_t next = turn == kLastTurn ? 2 : turn + 1;
 #pragma unroll 1
   for (int i = blockIdx.x + blocks * threadIdx.x; i < kReduceBlocks; i += blocks * blockDim.x) args.turns[i] = next;
+  if (patience.late >= 0) report_late(args, patience.late);
 }
 
 template <class T>
@@ -235,6 +234,7 @@ __global__ void __launch_bounds__(kReduceThreads) all_reduce_kernel(const Reduce
   const int lines = (args.count + kNumbers - 1) / kNumbers, stride = gridDim.x * kReduceThreads;
   const int begin = blockIdx.x * kReduceThreads + threadIdx.x;
   const T *const x = static_cast<const T *>(args.x);
+  Patience patience;
 
   for (int line = begin; line < lines; line += stride) {
     const Line own = load(x, line * kNumbers, args.count);
@@ -247,10 +247,12 @@ __global__ void __launch_bounds__(kReduceThreads) all_reduce_kernel(const Reduce
     const Line own = load(x, line * kNumbers, args.count);
     Sums<T> sums;
 #pragma unroll 1
-    for (int rank = 0; rank < args.ranks; ++rank) sums.add(rank == args.rank ? own : take(args, args.from[rank] + at, turn, rank));
+    for (int rank = 0; rank < args.ranks; ++rank) {
+      sums.add(rank == args.rank ? own : take(args, args.from[rank] + at, turn, rank, patience));
+    }
     store(static_cast<T *>(args.y), line * kNumbers, args.count, sums.rounded());
   }
-  end_turn(args, turn, gridDim.x);
+  end_turn(args, turn, gridDim.x, patience);
 }
 
 }  // namespace voltserve

@@ -11,7 +11,9 @@ from kernels.tools.native import LIBRARY, load
 MAX_RANKS, BLOCKS = 8, 64  # all_reduce_plan.h's
 
 
-class _ReduceArgs(ctypes.Structure):
+class ReduceArgs(ctypes.Structure):
+    """The arguments of a kernel where ranks meet (kernels/cuda/all_reduce.h)."""
+
     _fields_ = [
         ("x", ctypes.c_void_p),
         ("y", ctypes.c_void_p),
@@ -23,12 +25,20 @@ class _ReduceArgs(ctypes.Structure):
         ("late", ctypes.c_void_p),
     ]
 
+    @classmethod
+    def of(cls, to: list[int], slots: list[int], turns: Any, rank: int, limit: float, late: Any = None) -> ReduceArgs:
+        """All of them but the numbers, as the ops' arguments of the same names (kernels/include/all_reduce.h)."""
+        args = cls(rank=rank, ranks=len(slots), copies=len(to), turns=turns.data_ptr(), limit_ns=int(limit * 1e9))
+        args.to[: len(to)], args.from_[: len(slots)] = to, slots
+        args.late = None if late is None else late.data_ptr()
+        return args
+
 
 class ReduceLibrary:
     """The launcher, on torch tensors of the current device and its current stream."""
 
     def __init__(self, path: Path = LIBRARY) -> None:
-        self._c = load(path, "voltserve_all_reduce_structs", (_ReduceArgs,))
+        self._c = load(path, "voltserve_all_reduce_structs", (ReduceArgs,))
 
     def plan(self, count: int, ranks: int = 2, *, half: bool = True) -> int:
         """The blocks for `count` numbers, float16 or float32. Raises ValueError naming what does not fit."""
@@ -51,10 +61,8 @@ class ReduceLibrary:
         """A callable that launches y = the sum of all ranks' x, on so many blocks; see kernels/include/all_reduce.h."""
         import torch
 
-        args = _ReduceArgs(x=x.data_ptr(), y=y.data_ptr(), count=x.numel(), half=int(x.element_size() == 2))
-        args.rank, args.ranks, args.copies = rank, len(slots), len(to)
-        args.to[: len(to)], args.from_[: len(slots)] = to, slots
-        args.turns, args.limit_ns = turns.data_ptr(), int(limit * 1e9)
+        args = ReduceArgs.of(to, slots, turns, rank, limit)
+        args.x, args.y, args.count, args.half = x.data_ptr(), y.data_ptr(), x.numel(), int(x.element_size() == 2)
 
         def launch(keep: Any = (x, y, turns)) -> None:
             stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)

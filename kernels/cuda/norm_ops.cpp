@@ -1,0 +1,63 @@
+// The norm between products on CUDA tensors; the contract is include/all_reduce.h. It neither waits for the GPU nor reads what is on
+// it, so it can be captured in CUDA graphs.
+#include <torch/csrc/stable/library.h>
+
+#include <optional>
+#include <stdexcept>
+#include <vector>
+
+#include "norm_launch.h"
+#include "reduce_binding.h"
+#include "weight_binding.h"
+
+namespace {
+
+using namespace voltserve;
+
+void expect_aligned(const char* name, const Tensor& tensor) {
+  STD_TORCH_CHECK(reinterpret_cast<uintptr_t>(tensor.data_ptr()) % 16 == 0, name, ": expected a 16-byte boundary");
+}
+
+Tensor all_reduce_rms_norm(Tensor x, std::optional<Tensor> residual, Tensor weight, double eps, std::vector<int64_t> to,
+                           std::vector<int64_t> from, std::optional<Tensor> turns, int64_t rank, double limit,
+                           std::optional<Tensor> late, std::optional<Tensor> next_codes, std::optional<Tensor> next_scales,
+                           std::optional<Tensor> next_row_factor, int64_t next_group) {
+  const Call call("x", x);
+  expect("weight", weight, call.place, ScalarType::Half, {-1});
+  const int64_t hidden = weight.size(0);
+  expect_last_dimension("x", x, call.place, hidden);
+  const std::vector<int64_t> shape = shape_of(x);
+  expect("x", x, call.place, ScalarType::Half, shape);
+  expect_aligned("x", x);
+  expect_aligned("weight", weight);
+  if (residual) {
+    expect("residual", *residual, call.place, ScalarType::Half, shape);
+    expect_aligned("residual", *residual);
+  }
+  Tensor y = empty(call, x, shape);
+  const int64_t rows = hidden > 0 ? x.numel() / hidden : 0;
+  if (rows == 0) return y;
+
+  NormArgs args{};
+  NormPlan plan{};
+  if (turns) args.reduce = places(call, to, from, *turns, rank, limit, late);
+  try {
+    plan = plan_norm(static_cast<int>(rows), static_cast<int>(hidden), args.reduce.ranks);
+  } catch (const std::invalid_argument& error) {
+    STD_TORCH_CHECK(false, "x: ", error.what());
+  }
+  args.reduce.x = x.data_ptr();
+  args.reduce.y = y.data_ptr();
+  args.residual = residual ? data<__half>(*residual) : nullptr;
+  args.weight = data<const __half>(weight);
+  args.rows = static_cast<int>(rows);
+  args.hidden = static_cast<int>(hidden);
+  args.eps = static_cast<float>(eps);
+  args.ahead = next_weight(call, rows, next_codes, next_scales, next_row_factor, next_group);
+  check(launch_norm(args, plan, call.stream), "all_reduce_rms_norm");
+  return y;
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(voltserve, CUDA, m) { m.impl("all_reduce_rms_norm", TORCH_BOX(&all_reduce_rms_norm)); }

@@ -1,0 +1,215 @@
+"""Checks the norm between products (kernels/cuda/norm.cuh) on the GPU at hand, and writes what it saw as JSON.
+
+    python kernels/tools/gpu_check_norm.py [--library FILE.so] [--ops FILE.so] [--quick] --output docs/results/NAME.json
+
+The residual must have the bits of PyTorch's additions, one after another; y is held against float64, from that
+residual. Ranks are streams of one GPU here; on GPUs of their own they are scripts/gpu_tp2/reduce.py's. y is filled with
+NaN before each launch, and the memory around it must not change. With --ops the op's argument checks and results, too.
+`--quick`: few cases and no ranks, for compute-sanitizer, under which two kernels may not run at the same time.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from kernels.tools.findings import Findings, parser
+from kernels.tools.native import LIBRARY, Ahead, Library, Packed
+from kernels.tools.native_norm import NormLibrary
+from kernels.tools.reference import random_weights
+
+HIDDEN = (8, 64, 72, 576, 2048, 2560, 3584, 3592, 4096, 5120, 7168, 8192, 12_288, 16_384)
+ROWS = (1, 2, 7, 16, 33, 64)
+EPS = 1e-6
+GUARD = 64  # elements of poison before and after y
+SLOT = 2 * 87_382 * 16  # bytes of a rank's slot (kernels/cuda/all_reduce_plan.h)
+TURNS = 65
+# y is rounded twice, relative to itself or, where it is small, by half of float16's smallest step.
+RELATIVE, SMALLEST = 2.0**-10 * 1.01, 2.0**-24
+KINDS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "usual": lambda x: x,
+    "large": lambda x: x * 1000,
+    "tiny": lambda x: x * 2.0**-16,
+    "one outlier": lambda x: torch.where(torch.arange(x.shape[1], device=x.device) == x.shape[1] - 1, 30_000.0, x),
+    "zeros": torch.zeros_like,
+}
+Places = tuple[list[int], list[int], torch.Tensor, int]
+
+
+class Checker(Findings):
+    """Runs cases and keeps the worst of each kind."""
+
+    def __init__(self, library: Path) -> None:
+        super().__init__()
+        self.native, self.linear = NormLibrary(library), Library(library)
+        self.random = torch.Generator("cuda").manual_seed(11)
+        self.weights: list[Packed] = []  # kept while they are read
+
+    def numbers(self, *shape: int) -> torch.Tensor:
+        """Normally distributed float16."""
+        return torch.randn(*shape, device="cuda", generator=self.random).half()
+
+    def alone(self, rows: int, hidden: int, kind: str, *, residual: bool, aheads: list[Ahead | None]) -> None:
+        """No ranks: with each of `aheads` the same bits."""
+        x, weight = KINDS[kind](self.numbers(rows, hidden).float()).half(), self.numbers(hidden)
+        former = self.numbers(rows, hidden) if residual else None
+        kept: list[torch.Tensor] = []
+        for ahead in aheads:
+            now = None if former is None else former.clone()
+            buffer, y = self.guarded(rows, hidden)
+            launch = self.native.norm(x, now, weight, EPS, y, ahead=ahead)
+            launch()
+            what = f"rows={rows} hidden={hidden} {kind} residual={residual} ahead={ahead is not None}"
+            self.judge("alone", what, x, former, now, weight, y)
+            self.intact("alone", what, buffer)
+            kept.append(y)
+        self.expect("alone", "reading ahead changed bits", all(torch.equal(one, kept[0]) for one in kept))
+
+    def ranks(self, rows: int, hidden: int, ranks: int, kind: str) -> None:
+        """All ranks' x summed, several calls after one another, each rank a stream."""
+        slots = torch.zeros(ranks, SLOT, dtype=torch.uint8, device="cuda")
+        addresses = [slots[rank].data_ptr() for rank in range(ranks)]
+        turns = [torch.ones(TURNS, dtype=torch.int32, device="cuda") for _ in range(ranks)]
+        streams = [torch.cuda.Stream() for _ in range(ranks)]
+        weight = self.numbers(hidden)
+        for call in range(3):
+            shares = [KINDS[kind](self.numbers(rows, hidden).float()).half() for _ in range(ranks)]
+            former = self.numbers(rows, hidden) if call else None
+            now = [None if former is None else former.clone() for _ in range(ranks)]
+            ys = [self.guarded(rows, hidden) for _ in range(ranks)]
+            late = torch.zeros(1, dtype=torch.int32, device="cuda")
+            torch.cuda.synchronize()
+            for rank, stream in enumerate(streams):
+                places: Places = ([addresses[rank]], addresses, turns[rank], rank)
+                launch = self.native.norm(shares[rank], now[rank], weight, EPS, ys[rank][1], places, 5.0, late)
+                with torch.cuda.stream(stream):
+                    launch()
+            torch.cuda.synchronize()
+            what = f"rows={rows} hidden={hidden} ranks={ranks} {kind} call={call}"
+            self.expect("ranks", f"{what}: a rank did not answer", int(late) == 0)
+            total = shares[0].float()
+            for share in shares[1:]:
+                total = total + share.float()
+            for rank in range(ranks):
+                self.judge("ranks", f"{what} rank={rank}", total.half(), former, now[rank], weight, ys[rank][1])
+                self.intact("ranks", what, ys[rank][0])
+                self.expect("ranks", f"{what}: other bits on rank {rank}", torch.equal(ys[rank][1], ys[0][1]))
+
+    def judge(
+        self,
+        kind: str,
+        what: str,
+        x: torch.Tensor,
+        former: torch.Tensor | None,
+        residual: torch.Tensor | None,
+        weight: torch.Tensor,
+        y: torch.Tensor,
+    ) -> None:
+        """One launch's results: residual's bits, and y's error."""
+        torch.cuda.synchronize()
+        exact = x
+        if former is not None and residual is not None:
+            exact = x + former
+            self.expect(kind, f"{what}: another residual than PyTorch's", torch.equal(exact, residual))
+        wide = exact.double()
+        normed = wide / (wide.square().mean(-1, keepdim=True) + EPS).sqrt()
+        expected = normed * weight.double()
+        allowed = expected.abs() * RELATIVE + SMALLEST * (1 + weight.double().abs())
+        self.all_within(kind, what, (y.double() - expected).abs() / allowed)
+
+    def guarded(self, rows: int, hidden: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """(buffer, view [rows, hidden] inside it), all NaN."""
+        buffer = torch.full((rows * hidden + 2 * GUARD,), torch.nan, dtype=torch.float16, device="cuda")
+        return buffer, buffer[GUARD:-GUARD].view(rows, hidden)
+
+    def intact(self, kind: str, what: str, buffer: torch.Tensor) -> None:
+        """Fails the case if the guards were written."""
+        around = torch.cat([buffer[:GUARD], buffer[-GUARD:]])
+        self.expect(kind, f"{what}: wrote outside y", bool(around.isnan().all()))
+
+    def aheads(self, m: int) -> list[Ahead | None]:
+        """Nothing, and the first of a weight of several sizes, of which one is smaller than what is to be read."""
+        made: list[Ahead | None] = [None]
+        for n, k in ((5120, 5120), (48, 128)):
+            w = random_weights(n, k, 16, self.random)
+            packed = self.linear.pack(w.codes, w.scales, w.row_factor, 16)
+            device = torch.cuda.get_device_properties(0)
+            arch, processors = device.major * 10 + device.minor, device.multi_processor_count
+            made += [
+                self.linear.read_ahead(size, m, n, k, 16, arch, processors, packed) for size in (1 << 20, 64 << 20)
+            ]
+            self.weights.append(packed)
+        return made
+
+
+def check_op(checker: Checker) -> None:
+    """The op's results without ranks, and bad arguments with what their errors must say."""
+    op = torch.ops.voltserve.all_reduce_rms_norm
+    rest = ([], [], None, 0, 0.0, None, None, None, None, 0)
+    for shape in ((1, 5120), (3, 576), (0, 64), (2, 3, 128), (100, 4096)):
+        x, weight, former = checker.numbers(*shape), checker.numbers(shape[-1]), checker.numbers(*shape)
+        for residual in (None, former.clone()):
+            y = op(x, residual, weight, EPS, *rest)
+            if x.numel():
+                checker.judge("op", f"{shape}", x, None if residual is None else former, residual, weight, y)
+            else:
+                checker.expect("op", f"{shape}: expected its shape", y.shape == x.shape)
+    x, weight = checker.numbers(8, 5120), checker.numbers(5120)
+    turns = torch.ones(TURNS, dtype=torch.int32, device="cuda")
+    many = checker.numbers(65, 5120)
+    calls = {
+        "x: expected contiguous Half": lambda: op(x.float(), None, weight, EPS, *rest),
+        "x: expected [..., 5120]": lambda: op(x[:, :64], None, weight, EPS, *rest),
+        "x: expected a 16-byte boundary": lambda: op(x.flatten()[1:5121], None, weight, EPS, *rest),
+        "weight: expected contiguous Half [any]": lambda: op(x, None, weight.float(), EPS, *rest),
+        "residual: expected contiguous Half": lambda: op(x, x[:4], weight, EPS, *rest),
+        "hidden: expected a multiple of 8": lambda: op(x[:, :12].contiguous(), None, weight[:12], EPS, *rest),
+        "from_: expected 2 to 8 addresses": lambda: op(x, None, weight, EPS, [16], [16], turns, 0, 1.0, *rest[5:]),
+        "x: rows: expected at most 64": lambda: op(many, None, weight, EPS, [16], [16, 32], turns, 0, 1.0, *rest[5:]),
+        "next_scales, next_row_factor": lambda: op(x, None, weight, EPS, *rest[:6], x, None, None, 16),
+    }
+    for message, call in calls.items():
+        try:
+            call()
+            said = "nothing"
+        except RuntimeError as error:
+            said = str(error).splitlines()[0]
+        checker.expect("refused", f"expected {message}, got {said}", message in said)
+
+
+def main() -> int:
+    """Returns 0 if every case passed."""
+    options = parser(__doc__)
+    options.add_argument("--library", type=Path, default=LIBRARY)
+    options.add_argument("--ops", type=Path)
+    options.add_argument("--quick", action="store_true")
+    arguments = options.parse_args()
+    checker = Checker(arguments.library)
+    aheads = {m: checker.aheads(m) for m in ((1, 7) if arguments.quick else ROWS)}
+    hidden_sizes = (72, 5120, 16_384) if arguments.quick else HIDDEN
+    for rows, hidden in itertools.product(aheads, hidden_sizes):
+        for number, kind in enumerate(KINDS):
+            if number == 0 or not arguments.quick:
+                checker.alone(rows, hidden, kind, residual=True, aheads=aheads[rows])
+                checker.alone(rows, hidden, kind, residual=False, aheads=[None])
+    if not arguments.quick:
+        for rows, hidden in ((1000, 5120), (3, 16_384)):
+            checker.alone(rows, hidden, "usual", residual=True, aheads=[None])
+        places = torch.cuda.get_device_properties(0).multi_processor_count  # for all ranks' blocks at once
+        for ranks, rows, hidden in itertools.product((2, 3, 8), ROWS, HIDDEN):
+            if rows <= (1 << 20) // 2 // hidden and ranks * rows <= places:
+                for kind in ("usual", "large"):
+                    checker.ranks(rows, hidden, ranks, kind)
+    if arguments.ops:
+        torch.ops.load_library(str(arguments.ops))
+        check_op(checker)
+    return checker.finish("residual addition and RMS norm, with and without ranks, against float64", arguments.output)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

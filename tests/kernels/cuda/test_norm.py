@@ -1,0 +1,83 @@
+"""The plan of the norm between products, and what the compiler made of its kernels for sm_70."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from kernels.tools.native import LIBRARY
+from kernels.tools.native_norm import NormLibrary
+from kernels.tools.sass_model import Instruction
+
+THREADS, UNITS = 512, 5
+
+
+@pytest.fixture(scope="module")
+def native(build: Path) -> NormLibrary:
+    return NormLibrary(build / LIBRARY.name)
+
+
+@pytest.mark.parametrize(("ranks", "numbers"), [(1, 8), (2, 7), (8, 7)])
+def test_a_block_has_room_for_every_row_and_no_idle_warp(native: NormLibrary, ranks: int, numbers: int) -> None:
+    for hidden in range(8, 16_384 + 8, 8):
+        units, threads = native.plan(1, hidden, ranks)
+        assert threads % 32 == 0
+        assert threads <= THREADS
+        assert units <= UNITS
+        needed = -(-hidden // numbers)
+        assert needed <= units * threads
+        assert (units - 1) * THREADS < needed
+        assert units * (threads - 32) < needed
+
+
+def test_rows_are_limited_where_ranks_meet(native: NormLibrary) -> None:
+    """To blocks that are all on a V100 at once, and to what a slot holds."""
+    assert native.plan(100_000, 5120)
+    assert native.plan(64, 8192, 2)
+    assert native.plan(32, 16_384, 2)
+
+
+@pytest.mark.parametrize(
+    ("problem", "message"),
+    [
+        ((0, 5120, 1), "rows: expected at least 1, got 0"),
+        ((65, 5120, 2), "rows: expected at most 64 of ranks, got 65"),
+        ((33, 16_384, 2), "rows: expected at most 32 of ranks, got 33"),
+        ((1, 5120, 9), "ranks: expected at most 8, got 9"),
+        ((1, 12, 1), "hidden: expected a multiple of 8, 8 to 16384, got 12"),
+        ((1, 16_392, 1), "hidden: expected a multiple of 8, 8 to 16384, got 16392"),
+    ],
+)
+def test_what_does_not_fit_is_named(native: NormLibrary, problem: tuple[int, int, int], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        native.plan(*problem)
+
+
+@pytest.mark.parametrize("units", range(1, UNITS + 1))
+def test_all_lines_are_asked_for_before_one_is_waited_for(sass: dict[str, list[Instruction]], units: int) -> None:
+    """One access a line, once in the first look at all of them and once where it is looked for again."""
+    (code,) = [code for name, code in sass.items() if f"norm_kernel<(int){units}, (bool)1>" in name]
+    names = [i.name for i in code]
+    assert names.count("LDG.E.128.STRONG.SYS") == 2 * units
+    assert names.count("STG.E.128.STRONG.SYS") >= units + 1  # of the row, and renewed places
+    assert not any(name.startswith("MEMBAR") for name in names)
+
+
+@pytest.mark.parametrize("units", range(1, UNITS + 1))
+def test_without_ranks_rows_move_in_whole_vectors(sass: dict[str, list[Instruction]], units: int) -> None:
+    (code,) = [code for name, code in sass.items() if f"norm_kernel<(int){units}, (bool)0>" in name]
+    names = [i.name for i in code]
+    assert sum(name.startswith("LDG.E.128") for name in names) == 3 * units
+    assert sum(name.startswith("STG.E.128") for name in names) == 2 * units
+
+
+def test_a_rows_block_fits_a_v100s_processor_and_keeps_its_row_in_registers(build: Path) -> None:
+    """But for the widest rows of ranks, which spill a little."""
+    report = (build / "norm.o.ptxas").read_text()
+    found = re.findall(
+        r"norm_kernelILi(\d)ELb(\d)E\w*' for 'sm_70'.*?(\d+) bytes spill loads.*?Used (\d+)", report, re.DOTALL
+    )
+    assert len(found) == 2 * UNITS
+    for units, reduce, spilled, registers in found:
+        assert THREADS * int(registers) <= 65536
+        assert int(spilled) <= (0 if reduce == "0" else 32), f"{units} units, reduce={reduce}"
