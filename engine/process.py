@@ -1,6 +1,7 @@
 """How the engine's processes are tied together: none outlives its parent, and none is heard beyond this machine."""
 
 import ctypes
+import multiprocessing
 import os
 import signal
 import sys
@@ -8,6 +9,7 @@ from collections.abc import MutableMapping, Sequence
 from itertools import pairwise
 
 LAUNCHER_VARIABLE = "VOLTSERVE_ENGINE_LAUNCHER"
+SUPERVISOR_VARIABLE = "VOLTSERVE_ENGINE_SUPERVISOR"  # set by server/supervisor/process.py
 OVER_RAY_VARIABLE = "VOLTSERVE_ENGINE_OVER_RAY"  # set where Ray starts the workers, for the processes that come after
 
 # Single-node defaults: a multi-node set-up names its own interfaces and wins.
@@ -32,7 +34,7 @@ def stay_on_loopback(environment: MutableMapping[str, str]) -> None:
 
 
 def become_launcher() -> None:
-    """Ties this process to its parent and every process of the engine to this one.
+    """Ties this process to its supervisor and every process of the engine to this one.
 
     A forked child is tied at the fork; a spawned one when it loads our plugin (`follow_launcher`), which it knows to do
     by the variable set here. The kernel delivers the signal when the parent *thread* ends: start children from
@@ -41,10 +43,20 @@ def become_launcher() -> None:
     Raises:
         OSError: the kernel refused.
     """
-    die_with_parent()
+    follow_supervisor()
     os.environ[LAUNCHER_VARIABLE] = str(os.getpid())
     # A SIGTERM that comes between the fork and _start_afresh waits, instead of going to the parent's handler.
     os.register_at_fork(before=_hold_sigterm, after_in_parent=_release_sigterm, after_in_child=_start_afresh)
+
+
+def follow_supervisor() -> None:
+    """Ties this process to the one that started it; where that is a supervisor, it says who it is.
+
+    Raises:
+        OSError: the kernel refused.
+    """
+    supervisor = os.environ.pop(SUPERVISOR_VARIABLE, None)
+    die_with_parent(None if supervisor is None else int(supervisor))
 
 
 def follow_launcher() -> None:
@@ -52,15 +64,21 @@ def follow_launcher() -> None:
     launcher = int(os.environ.get(LAUNCHER_VARIABLE, "0"))
     if launcher in (0, os.getpid()):
         return
-    die_with_parent()
+    parent = multiprocessing.parent_process()
+    die_with_parent(None if parent is None else parent.pid)
     try:
         os.kill(launcher, 0)
-    except ProcessLookupError:  # it went before we were tied to it
+    except ProcessLookupError:  # it went before we were tied to our parent, or to whom that was handed on
         os._exit(1)
 
 
-def die_with_parent() -> None:
-    """Has the kernel kill this process when its parent dies, however that dies.
+def die_with_parent(parent: int | None) -> None:
+    """Has the kernel kill this process when its parent dies, however that dies. Ends it where that has happened.
+
+    The kernel tells only of deaths from now on, and of whoever is the parent by now: of an orphan that is another.
+
+    Args:
+        parent: the process that started this one, where it is known.
 
     Raises:
         OSError: the kernel refused.
@@ -69,6 +87,8 @@ def die_with_parent() -> None:
         return
     if _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    if parent not in (None, os.getppid()):
+        os._exit(1)
 
 
 def _start_afresh() -> None:
@@ -78,11 +98,13 @@ def _start_afresh() -> None:
     """
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    follow_launcher()
+    die_with_parent(_forking)
     _release_sigterm()
 
 
 def _hold_sigterm() -> None:
+    global _forking  # noqa: PLW0603 - a hook at a fork has no other way to tell the child
+    _forking = os.getpid()
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 
 
@@ -91,3 +113,4 @@ def _release_sigterm() -> None:
 
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
+_forking: int | None = None  # of a forked child: its parent

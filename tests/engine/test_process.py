@@ -80,8 +80,61 @@ def test_a_child_whose_launcher_is_already_gone_exits() -> None:
 
 def test_a_process_of_the_users_own_is_not_tied(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(process.LAUNCHER_VARIABLE, raising=False)
-    monkeypatch.setattr(process, "die_with_parent", lambda: pytest.fail("tied"))
+    monkeypatch.setattr(process, "die_with_parent", lambda _parent: pytest.fail("tied"))
     process.follow_launcher()
+
+
+# What comes to be untied for a while, as a child of a process that then is killed; it prints when it runs untied.
+BEFORE_IT_IS_TIED = {
+    "launcher": """
+import os, subprocess, sys, time
+code = "import time; time.sleep(1); from engine import process; process.become_launcher(); print('alive', flush=True)"
+environment = os.environ | {"VOLTSERVE_ENGINE_SUPERVISOR": str(os.getpid())}
+print(subprocess.Popen([sys.executable, "-c", code], env=environment).pid, flush=True)
+time.sleep(600)
+""",
+    "forked": """
+import os, time
+from engine import process
+os.register_at_fork(after_in_child=lambda: time.sleep(1))
+process.become_launcher()
+if (child := os.fork()) == 0:
+    print("alive", flush=True)
+    os._exit(0)
+print(child, flush=True)
+time.sleep(600)
+""",
+    "spawned": """
+import multiprocessing, os, time
+from engine import process
+def untied():
+    import time
+    from engine import process
+    time.sleep(1)
+    process.follow_launcher()
+    print("alive", flush=True)
+os.environ[process.LAUNCHER_VARIABLE] = str(os.getppid())  # which lives on: only the parent is killed
+if __name__ == "__main__":
+    child = multiprocessing.get_context("spawn").Process(target=untied)
+    child.start()
+    print(child.pid, flush=True)
+    time.sleep(600)
+""",
+}
+
+
+@pytest.mark.parametrize("kind", BEFORE_IT_IS_TIED)
+def test_a_child_whose_parent_is_killed_before_it_is_tied_exits(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "parent.py").write_text(BEFORE_IT_IS_TIED[kind])
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, str(tmp_path / "parent.py")]
+    parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+    children = read_pids(parent)
+    assert [child.is_running() for child in children] == [True]
+    parent.kill()
+    said, _ = parent.communicate(timeout=60)  # until all who could say something have ended
+    assert said == ""
+    assert_gone(children)
 
 
 def test_a_forked_childs_sigterm_ends_the_child_and_does_not_reach_the_parent() -> None:

@@ -26,7 +26,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from engine import progress
-from engine.process import die_with_parent
+from engine.process import follow_supervisor
 
 METRICS = """# HELP vllm:num_requests_running Number of requests in model execution batches.
 # TYPE vllm:num_requests_running gauge
@@ -290,7 +290,7 @@ class _Server(uvicorn.Server):
 
 
 def main() -> None:
-    die_with_parent()  # as the engine does: a test that kills a server leaves nothing behind
+    follow_supervisor()  # as the engine does: a test that kills a server leaves nothing behind
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--uds", required=True)

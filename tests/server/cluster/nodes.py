@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from server.cluster.replica import Address
+from tests.server.conftest import alive
 
 LIMIT = 30.0  # seconds: a bound on a hang
 
@@ -52,7 +53,7 @@ async def until(condition: Callable[[], Any], what: str) -> Any:
 
 @contextlib.asynccontextmanager
 async def node(model: Path, name: str = "one", **arguments: Any) -> AsyncIterator[Node]:
-    """A started replica with the fake engine; killed at the end if it still runs."""
+    """A started replica with the fake engine; killed at the end if it still runs. Fails if its engine lives on."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "server.cluster.node", "127.0.0.1"),
         stdin=asyncio.subprocess.PIPE,
@@ -69,7 +70,17 @@ async def node(model: Path, name: str = "one", **arguments: Any) -> AsyncIterato
     try:
         yield made
     finally:
+        engines = children(process.pid)
         with contextlib.suppress(ProcessLookupError):
             process.kill()
         await process.wait()
         await reading
+        await until(lambda: not any(map(alive, engines)), "the engine has ended too")
+
+
+def children(pid: int) -> list[int]:
+    """The processes that a process has started; none of one that has ended."""
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except FileNotFoundError:
+        return []

@@ -14,12 +14,8 @@ from server.cluster.link import greeting
 from server.cluster.replica import Replica
 from server.gateway.exchange import EngineGoneError
 from server.supervisor import State
-from tests.server.cluster.nodes import LIMIT, Node, node, until
+from tests.server.cluster.nodes import LIMIT, Node, children, node, until
 from tests.server.conftest import alive, make_model
-
-
-def children(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 async def linked(one: Node, silence: float = 15.0) -> tuple[Replica, "asyncio.Task[None]"]:
@@ -102,6 +98,16 @@ async def test_it_ends_when_its_actor_is_gone(tmp_path: Path) -> None:
         assert one.process.stdin is not None
         one.process.stdin.close()
         await asyncio.wait_for(one.process.wait(), LIMIT)
+        await until(lambda: not any(map(alive, engines)), "the engine has ended too")
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.03, 0.06, 0.1, 0.3, 1.0])
+async def test_its_engine_ends_with_it_however_early_it_is_killed(tmp_path: Path, seconds: float) -> None:
+    async with node(make_model(tmp_path / "m")) as one:
+        engines = await until(lambda: children(one.process.pid), "the engine's process")
+        await asyncio.sleep(seconds)
+        one.process.kill()
+        await one.process.wait()
         await until(lambda: not any(map(alive, engines)), "the engine has ended too")
 
 
