@@ -25,6 +25,10 @@ _ALIGNMENT = 16  # bytes
 # Numbers, on both sides of where the kernels change how they send, and counts that fill no line.
 TRIED = ((torch.float16, (1, 5120, 30_001, 163_840)), (torch.float32, (3, 5120, 262_144)))
 _ROUNDS = 6
+TRIED_ROWS, TRIED_HIDDEN = (1, 7, 64), 5120
+# As the op's next_codes, next_scales, next_row_factor and next_group.
+Ahead = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None, int]
+NOTHING: Ahead = (None, None, None, 0)
 
 
 class AllReduceError(RuntimeError):
@@ -48,12 +52,12 @@ class AllReduce:
         Raises:
             AllReduceError: a rank could not, or the installed kernels are older than this.
         """
-        if not hasattr(torch.ops.voltserve, "all_reduce_layout"):
-            raise AllReduceError("voltserve_kernels was built without the all-reduce")
+        if not hasattr(torch.ops.voltserve, "all_reduce_rms_norm"):
+            raise AllReduceError("voltserve_kernels is older than this: expected all_reduce_rms_norm, not found")
         self.rank, self.ranks = distributed.get_rank(group), distributed.get_world_size(group)
         self.limit = LIMIT
         self._group, self._device = group, device
-        self._slot, turns, self._largest = torch.ops.voltserve.all_reduce_layout()
+        self._slot, turns, self._largest, self._rows = torch.ops.voltserve.all_reduce_layout()
         self._turns = torch.ones(turns, dtype=torch.int32, device=device)
         self._to, self._from = self._meet_in_host() if transport == "host memory" else self._meet_in_peers()
 
@@ -64,6 +68,26 @@ class AllReduce:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """The sum of all ranks' `x`, float16 or float32 of any shape, summed in float32 in the ranks' order."""
         y: torch.Tensor = torch.ops.voltserve.all_reduce(x, *self.places(), self.limit)
+        return y
+
+    def takes_rows(self, x: torch.Tensor) -> bool:
+        """Whether `rms_norm` can be given `x`."""
+        return x.dtype == torch.float16 and x.numel() <= self._rows * x.shape[-1] and self.takes(x)
+
+    def rms_norm(
+        self, x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float, ahead: Ahead = NOTHING
+    ) -> torch.Tensor:
+        """The RMS norm of the sum of all ranks' `x` and of `residual`, which becomes that sum; see all_reduce_rms_norm.
+
+        Args:
+            x: float16 [M, hidden], for which `takes_rows` holds.
+            residual: float16 [M, hidden], or None.
+            weight: float16 [hidden].
+            eps: added to the mean of squares.
+            ahead: the weight that the result is multiplied with next.
+        """
+        op = torch.ops.voltserve.all_reduce_rms_norm
+        y: torch.Tensor = op(x, residual, weight, eps, *self.places(), self.limit, None, *ahead)
         return y
 
     def places(self) -> tuple[list[int], list[int], torch.Tensor, int]:
@@ -90,6 +114,23 @@ class AllReduce:
                     wrong = int((got != sum(shares)).sum())
                     if wrong:
                         return f"{wrong} of {count} sums of {dtype} were wrong"
+        return self._try_norms(late)
+
+    def _try_norms(self, late: torch.Tensor) -> str:
+        weight = torch.ones(TRIED_HIDDEN, dtype=torch.float16, device=self._device)
+        for rows in TRIED_ROWS:
+            shape = rows, TRIED_HIDDEN
+            shares = [_numbers(rows * TRIED_HIDDEN, torch.float16, rank).view(shape) for rank in range(self.ranks)]
+            residual = torch.ones(shape, dtype=torch.float16, device=self._device)
+            arguments = (shares[self.rank].to(self._device), residual, weight, 0.0, *self.places(), TRIAL_LIMIT, late)
+            got = torch.ops.voltserve.all_reduce_rms_norm(*arguments, *NOTHING).cpu()
+            if int(late):
+                return f"rank {int(late) - 1} did not answer within {TRIAL_LIMIT:g} s"
+            total = torch.stack(shares).float().sum(0) + 1
+            expected = total / total.square().mean(-1, keepdim=True).sqrt()
+            wrong = int((residual.cpu() != total).sum()) + int(((got - expected).abs() > 2e-3 * expected.abs()).sum())
+            if wrong:
+                return f"{wrong} numbers of {rows} norms were wrong"
         return ""
 
     def _meet_in_host(self) -> tuple[list[int], list[int]]:

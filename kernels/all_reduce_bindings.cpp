@@ -8,8 +8,8 @@
 
 namespace {
 
-std::tuple<int64_t, int64_t, int64_t> layout() {
-  return {voltserve::kSlotBytes, voltserve::kReduceTurns, voltserve::kMaxReduceData};
+std::tuple<int64_t, int64_t, int64_t, int64_t> layout() {
+  return {voltserve::kSlotBytes, voltserve::kReduceTurns, voltserve::kMaxReduceData, voltserve::kReduceBlocks};
 }
 
 }  // namespace
@@ -21,7 +21,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(voltserve, m) {
       "all_reduce_rms_norm(Tensor x, Tensor(a!)? residual, Tensor weight, float eps, int[] to, int[] from_, Tensor(b!)? turns, int "
       "rank, float limit, Tensor(c!)? late, Tensor? next_codes, Tensor? next_scales, Tensor? next_row_factor, int next_group) -> "
       "Tensor");
-  m.def("all_reduce_layout() -> (int, int, int)");
+  m.def("all_reduce_layout() -> (int, int, int, int)");
   m.def("map_host_memory(Tensor turns, int address, int bytes) -> int");
   m.def("unmap_host_memory(Tensor turns, int address) -> ()");
 }

@@ -12,11 +12,11 @@
 //       s = the sum of all ranks' x; without `turns` s = x, and `to`, `from_`, rank, limit and late are not used.
 //       residual += s (in place), or s without one; y = residual / sqrt(mean(residual²) + eps) * weight, over the last dimension.
 //       x, residual, y float16 [..., hidden], contiguous, 16-byte aligned; weight float16 [hidden]; hidden a multiple of 8 up to 16384.
-//       Rounded as PyTorch operations one after another would: s, residual, the quotient, and y. Of ranks at most 64 rows, and `largest`
+//       Rounded as PyTorch operations one after another would: s, residual, the quotient, and y. Of ranks at most `rows` rows, and `largest`
 //       bytes of x. next_*: the weight that y is multiplied with next, as nvfp4_linear takes it, or None and 0; nothing but time
 //       depends on it.
-//   all_reduce_layout() -> (slot, turns, largest)
-//       Bytes of a slot, numbers of `turns`, most bytes of an x.
+//   all_reduce_layout() -> (slot, turns, largest, rows)
+//       Bytes of a slot, numbers of `turns`, most bytes of an x, most rows of a norm's.
 //   map_host_memory(turns, address, bytes) -> int
 //       Pins memory of this process and returns where the GPU of `turns` sees it. address and bytes: multiples of a page.
 //   unmap_host_memory(turns, address) -> ()

@@ -67,7 +67,15 @@ def rank() -> AllReduce:
     """Rank 0 of 2, set up with nobody."""
     made = AllReduce.__new__(AllReduce)
     vars(made).update(
-        rank=0, ranks=2, limit=1.0, _largest=LARGEST, _device=torch.device("cpu"), _turns=None, _to=[0], _from=[0, 0]
+        rank=0,
+        ranks=2,
+        limit=1.0,
+        _largest=LARGEST,
+        _rows=64,
+        _device=torch.device("cpu"),
+        _turns=None,
+        _to=[0],
+        _from=[0, 0],
     )
     made._gather = lambda value: [value, ""]  # type: ignore[method-assign]
     return made
@@ -82,6 +90,14 @@ def test_only_what_the_kernel_reads_is_taken(rank: AllReduce) -> None:
     assert not rank.takes(whole.flatten()[1:9])
     assert not rank.takes(whole.to(torch.bfloat16))
     assert not rank.takes(torch.zeros(LARGEST // 2 + 8, dtype=torch.float16))
+
+
+def test_a_norm_takes_float16_and_a_row_a_block(rank: AllReduce) -> None:
+    whole = torch.zeros(65, 2048, dtype=torch.float16)
+    assert rank.takes_rows(whole[:64])
+    assert not rank.takes_rows(whole)
+    assert not rank.takes_rows(whole[:1].float())
+    assert not rank.takes_rows(torch.zeros(64, 16_384, dtype=torch.float16))
 
 
 Sum = Callable[..., torch.Tensor]
@@ -103,6 +119,34 @@ def summing(change: Sum | None = None, late: int = 0) -> Sum:
     return op
 
 
+def norming(*, off: float = 0.0, summed: bool = True, late: int = 0) -> Sum:
+    """As above, of norms."""
+
+    def op(x: torch.Tensor, residual: torch.Tensor, _weight: torch.Tensor, _eps: float, *rest: Any) -> torch.Tensor:
+        rest[5][0] = late
+        total = x.float() + all_reduce._numbers(x.numel(), x.dtype, 1).view(x.shape) + residual
+        if summed:
+            residual.copy_(total)
+        return (total / total.square().mean(-1, keepdim=True).sqrt() + off).half()
+
+    return op
+
+
+@pytest.mark.parametrize(
+    ("op", "expected"),
+    [
+        (norming(), ""),
+        (norming(off=0.1), "rank 0: [0-9]+ numbers of 1 norms were wrong"),
+        (norming(summed=False), "rank 0: [0-9]+ numbers of 1 norms were wrong"),
+        (norming(late=2), "rank 0: rank 1 did not answer within 5 s"),
+    ],
+)
+def test_the_trial_finds_wrong_norms(rank: AllReduce, monkeypatch: pytest.MonkeyPatch, op: Sum, expected: str) -> None:
+    monkeypatch.setattr(torch.ops.voltserve, "all_reduce", summing())
+    monkeypatch.setattr(torch.ops.voltserve, "all_reduce_rms_norm", op)
+    assert re.fullmatch(expected, rank.trial())
+
+
 @pytest.mark.parametrize(
     ("op", "expected"),
     [
@@ -116,6 +160,7 @@ def test_the_trial_finds_wrong_sums_and_silent_ranks(
     rank: AllReduce, monkeypatch: pytest.MonkeyPatch, op: Sum, expected: str
 ) -> None:
     monkeypatch.setattr(torch.ops.voltserve, "all_reduce", op)
+    monkeypatch.setattr(torch.ops.voltserve, "all_reduce_rms_norm", norming())
     assert re.fullmatch(expected, rank.trial())
 
 

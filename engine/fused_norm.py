@@ -1,0 +1,129 @@
+"""What follows a product along the residual stream as one kernel: all-reduce, addition, RMS norm.
+
+A pattern of engine/fusion.py: vLLM's `fused_add_rms_norm`, with the all-reduce before it where nothing else reads that
+one's result, and the `rms_norm` of the first layer; kernels/cuda/norm.cuh, which reads the next product's weights
+ahead. Which all-reduce it is, ours in the same kernel or NCCL's before it, is decided when it is called: by its size.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from engine.fusion import Fused, behind_views, drop, example, name_of, op_of, product_of
+
+if TYPE_CHECKING:
+    import torch
+    from torch import fx
+
+ADD, PLAIN = "_C.fused_add_rms_norm", "_C.rms_norm"
+MULTIPLE, LARGEST = 8, 16384  # of hidden (kernels/cuda/norm.h)
+
+
+def add_rms_norm(
+    x: "torch.Tensor",
+    residual: "torch.Tensor | None",
+    weight: "torch.Tensor",
+    eps: float,
+    *ahead: Any,
+) -> "torch.Tensor":
+    """The RMS norm of x [M, hidden] and of `residual`, which becomes their sum; float16.
+
+    `ahead`: next_codes, next_scales, next_row_factor and next_group of kernels/include/all_reduce.h's op.
+    """
+    import torch
+
+    op = torch.ops.voltserve.all_reduce_rms_norm
+    y: torch.Tensor = op(x, residual, weight, eps, [], [], None, 0, 0.0, None, *ahead)
+    return y
+
+
+def all_reduce_add_rms_norm(
+    x: "torch.Tensor",
+    residual: "torch.Tensor",
+    weight: "torch.Tensor",
+    eps: float,
+    group_name: str,
+    *ahead: Any,
+) -> "torch.Tensor":
+    """As add_rms_norm, of the sum of x of the ranks of vLLM's group of that name."""
+    from vllm.distributed.parallel_state import _groups
+
+    communicator: Any = _groups[group_name]().device_communicator
+    y: torch.Tensor = communicator.all_reduce_rms_norm(x, residual, weight, eps, ahead)
+    return y
+
+
+def fuse(graph: "fx.Graph") -> Fused:
+    """Replaces what it can, in place."""
+    count, left = 0, []
+    for node in list(graph.nodes):
+        if op_of(node) == ADD:
+            reason = _fuse_add(graph, node)
+        elif op_of(node) == PLAIN and product_of(node.args[0]).packed is not None:
+            reason = _fuse_plain(graph, node)
+        else:
+            continue
+        count += not reason
+        left += [reason] if reason else []
+    return Fused(count, tuple(dict.fromkeys(left)))
+
+
+def _fuse_add(graph: "fx.Graph", node: Any) -> str:
+    """fused_add_rms_norm(x, residual, weight, eps), which overwrites x and residual; why not, or ""."""
+    from vllm.distributed.parallel_state import all_reduce
+
+    x, residual, weight, eps = node.args
+    if reason := _unfit(x, weight, residual):
+        return reason
+    earlier = [user for user in x.users if user is not node and user < node]
+    if earlier or (behind_views(x) is not x and _read_elsewhere(x)):
+        return "expected nothing else to read the sum before the norm does"
+    summed = x.target is all_reduce
+    source, *group = (*x.args, *x.kwargs.values()) if summed else (x,)
+    function: Any = all_reduce_add_rms_norm if summed else add_rms_norm
+    with graph.inserting_before(node):
+        made = graph.call_function(function, (source, residual, weight, eps, *group))
+    made.meta = dict(x.meta)
+    x.replace_all_uses_with(made, delete_user_cb=lambda user: user is not node and user is not made)
+    made.args = (*made.args, *product_of(made))
+    drop(graph, node)
+    if summed:
+        graph.erase_node(x)
+    return ""
+
+
+def _fuse_plain(graph: "fx.Graph", node: Any) -> str:
+    """rms_norm(out, x, weight, eps) into memory that was made for it; why not, or ""."""
+    out, x, weight, eps = node.args
+    if reason := _unfit(x, weight):
+        return reason
+    if name_of(out) not in ("empty", "empty_like"):
+        return f"expected a result in memory of its own, got {name_of(out)}"
+    with graph.inserting_before(node):
+        made = graph.call_function(add_rms_norm, (x, None, weight, eps, *product_of(out)))
+    made.meta = dict(out.meta)
+    out.replace_all_uses_with(made, delete_user_cb=lambda user: user is not node)
+    drop(graph, node)
+    return ""
+
+
+def _read_elsewhere(x: Any) -> bool:
+    """Whether what x is a view of has other readers than the view."""
+    source = x.args[0] if x.args else None
+    return source is not None and (
+        len(source.users) > 1 or (behind_views(source) is not source and _read_elsewhere(source))
+    )
+
+
+def _unfit(*nodes: "fx.Node") -> str:
+    """Why the operation on x, weight and perhaps residual stays as it is; empty if it need not."""
+    import torch
+
+    known = [like for node in nodes if (like := example(node)) is not None]
+    if len(known) < len(nodes) or any(like.dtype is not torch.float16 for like in known):
+        return f"expected float16, got {', '.join(str(like.dtype) for like in known) or 'nothing known'}"
+    x, weight, *others = known
+    hidden = weight.shape[-1]
+    if not isinstance(hidden, int) or hidden % MULTIPLE or hidden > LARGEST:
+        return f"expected a width that is a multiple of {MULTIPLE} up to {LARGEST}, got {hidden}"
+    if any(like.dim() != 2 or like.shape[-1] != hidden for like in (x, *others)):
+        return f"expected [tokens, {hidden}], got {', '.join(str(list(like.shape)) for like in (x, *others))}"
+    return ""
