@@ -1,10 +1,12 @@
 """What is read ahead of the next product, a pure function: no GPU."""
 
 import itertools
+import re
 
 import pytest
 
 from kernels.tools.native import Library
+from kernels.tools.sass_model import Instruction
 
 STAGE_BYTES = {16: 8 * 1152, 32: 8 * 1088}  # two row tiles by four column tiles
 TP2 = [(5120, 5120), (5120, 4096), (25600, 5120), (5120, 12800)]
@@ -59,3 +61,14 @@ def test_the_librarys_choice_leaves_room_in_the_l2(
     for n, k in TP2:
         ahead = library.read_ahead(library.ahead_bytes(arch), m, n, k, arch=arch, processors=processors)
         assert 0 < ahead.blocks * ahead.depth * STAGE_BYTES[16] <= 0.8 * l2
+
+
+def test_a_stage_is_requested_at_once_and_no_load_is_dropped(sass: dict[str, list[Instruction]]) -> None:
+    """Nine loads a lane, and nothing before the last that reads what another loaded."""
+    (code,) = (code for name, code in sass.items() if "silu_and_mul" in name)
+    loads = [at for at, i in enumerate(code) if i.name.startswith("LDG.E.STRONG")]
+    assert len(loads) == 9
+    for at in loads:
+        loaded = code[at].operands.split(",")[0].strip()
+        between = [i for i in code[at + 1 : loads[-1] + 1] if loaded in re.findall(r"R\d+", i.operands)]
+        assert between == []

@@ -1,0 +1,97 @@
+"""Checks silu_and_mul (kernels/cuda/silu_and_mul.cuh) on the GPU at hand against float64, reading ahead or not.
+
+    python kernels/tools/gpu_check_silu.py --library build/cuda/libvoltserve_cuda.so --output docs/results/NAME.json
+
+Under compute-sanitizer's memcheck, weights end where their memory does: reading beyond them is found.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from kernels.tools.findings import Findings, parser
+from kernels.tools.native import LIBRARY, Ahead, Library
+from kernels.tools.reference import random_weights
+
+# The gate is rounded to fp16, and the product again: half a unit in the last place each, of the smallest numbers too.
+RELATIVE, SMALLEST = 2.0**-10, 2.0**-24
+LARGEST = 65504
+GATES = (0.0, -0.0, 1e-4, -1e-4, 6e-8, -5.5, 11.0, -11.0, 88.0, -88.0, 3000.0, -3000.0, LARGEST, -LARGEST)
+
+
+class Checker(Findings):
+    """What the checks share."""
+
+    def __init__(self, library: Library) -> None:
+        super().__init__()
+        self.library = library
+        self.random = torch.Generator("cuda").manual_seed(5)
+
+    def gate(self, x: torch.Tensor, ahead: Ahead | None = None) -> torch.Tensor:
+        """The kernel's result, in memory that was NaN."""
+        y = torch.full((x.shape[0], x.shape[1] // 2), torch.nan, dtype=torch.float16, device="cuda")
+        self.library.silu_and_mul(x, y, ahead)
+        return y
+
+    def exact(self, what: str, x: torch.Tensor, y: torch.Tensor) -> None:
+        """Against float64, and infinite where that is beyond fp16."""
+        gate, up = x.double().chunk(2, dim=1)
+        exact = gate * torch.sigmoid(gate) * up
+        allowed = RELATIVE * exact.abs() + SMALLEST * (1 + up.abs())
+        inside = exact.abs() + allowed < LARGEST
+        self.all_within("silu_and_mul", what, torch.where(inside, (y.double() - exact).abs() / allowed, 0))
+        outside = exact.abs() - allowed > LARGEST + 16  # which rounds to infinity
+        self.expect("overflow", what, bool(((y == torch.inf * exact.sign()) | ~outside).all()))
+
+
+def shapes(c: Checker) -> None:
+    """From one chunk to a prompt's worth, numbers of all sizes."""
+    for m in (1, 2, 5, 16, 33, 1000):
+        for n in (8, 520, 4864, 12800, 25600):
+            x = torch.randn(m, 2 * n, device="cuda", generator=c.random)
+            x *= torch.exp2(torch.randint(-16, 6, x.shape, device="cuda", generator=c.random))
+            c.exact(f"m={m} n={n}", x.half(), c.gate(x.half()))
+    gates = torch.tensor(GATES, device="cuda").half()
+    ups = torch.cat([gates, torch.tensor([1.0, 2.0], device="cuda").half()])
+    x = torch.cat([gates[:, None].expand(-1, len(ups)), ups.expand(len(gates), -1)], dim=1).contiguous()
+    c.exact("extremes", x, c.gate(x))
+
+
+def reading_ahead(c: Checker) -> None:
+    """The same bits with what is read ahead, whatever the next weight."""
+    device = torch.cuda.get_device_properties(0)
+    gpu = device.major * 10 + device.minor, device.multi_processor_count
+    for n, k, group in (
+        (5120, 4096, 16),
+        (5120, 4096, 32),
+        (1000, 576, 16),
+        (1000, 576, 32),
+        (33, 48, 16),
+        (31, 32, 32),
+    ):
+        w = random_weights(n, k, group, c.random)
+        packed = c.library.pack(w.codes, w.scales, w.row_factor, group)
+        for m in (1, 4, 8, 16):
+            x = torch.randn(m, 1024, device="cuda", generator=c.random).half()
+            for size in (1 << 20, 4 << 20, 1 << 40):
+                ahead = c.library.read_ahead(size, m, n, k, group, *gpu, packed)
+                c.expect("ahead", f"{n}x{k} m={m}: other bits", torch.equal(c.gate(x, ahead), c.gate(x)))
+
+
+def main() -> int:
+    """Returns 0 if every check passed."""
+    options = parser(__doc__)
+    options.add_argument("--library", type=Path, default=LIBRARY)
+    arguments = options.parse_args()
+    checker = Checker(Library(arguments.library))
+    for part in (shapes, reading_ahead):
+        part(checker)
+    return checker.finish("silu_and_mul and what it reads ahead", arguments.output)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
