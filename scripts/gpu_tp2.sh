@@ -23,18 +23,18 @@ probes() {
   NCCL_P2P_DISABLE=1 step 90 all-reduce-shared python3 -m engine.probes.all_reduce && tail -n 1 "$OUT/all-reduce-shared.log"
 }
 
-# Every way in two processes, all side by side, with the models one after another: most of the time is starting. The jobs write
+# Every way in three processes, all side by side, with the models one after another: most of the time is starting. The jobs write
 # beside the CPU's answers, wherever this folder is here.
 texts() {
-  local ways=${WAYS:-one one-not-recorded peer shared shared-graphs} way half
+  local ways=${WAYS:-one one-not-recorded peer shared shared-graphs own own-graphs} way part
   mkdir -p "$OUT/answers" && cp build/gpu_tp2/*.cpu.json "$OUT/answers/" || return 1
   for way in $ways; do
-    for half in 0 1; do
+    for part in 0 1 2; do
       python3 -c 'import json, sys
-folder, way, half = sys.argv[1:]
-jobs = json.load(open(f"build/gpu_tp2/jobs.{way}.json"))[int(half)::2]
-json.dump([job | {"output": folder + "/" + job["output"]} for job in jobs], open(f"{folder}/jobs.{way}.{half}.json", "w"))' "$OUT/answers" "$way" $half
-      VLLM_ENABLE_V1_MULTIPROCESSING=0 step "${TEXTS_LIMIT:-240}" "texts-$way-$half" python3 -m tests.engine.greedy "$OUT/answers/jobs.$way.$half.json" &
+folder, way, part = sys.argv[1:]
+jobs = json.load(open(f"build/gpu_tp2/jobs.{way}.json"))[int(part)::3]
+json.dump([job | {"output": folder + "/" + job["output"]} for job in jobs], open(f"{folder}/jobs.{way}.{part}.json", "w"))' "$OUT/answers" "$way" $part
+      VLLM_ENABLE_V1_MULTIPROCESSING=0 step "${TEXTS_LIMIT:-240}" "texts-$way-$part" python3 -m tests.engine.greedy "$OUT/answers/jobs.$way.$part.json" &
     done
   done
   wait

@@ -23,13 +23,15 @@ import torch
 from torch import distributed
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from engine.all_reduce import AllReduce, AllReduceError
+from engine.all_reduce import NOTHING, AllReduce, AllReduceError
+from engine.fused_norm import add_rms_norm
 from kernels.tools.native_all_reduce import BLOCKS, ReduceLibrary
 from scripts.gpu_tp2 import reduce_check
 
 HIDDEN, LAYERS = 5120, 64  # Qwen3-32B
 TOKENS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 102, 512)
 ROUNDS, CALLS = 9, 64
+NORM_ROWS = 64  # of one call
 SWEPT = (1, 4, 8, 16, 32, 102)
 WAYS: dict[str, tuple[Any, dict[str, str]]] = {
     "shared": ("host memory", {"NCCL_P2P_DISABLE": "1"}),
@@ -56,20 +58,34 @@ def rank_main(rank: int, way: str, arguments: argparse.Namespace, store: Path, r
             ours = AllReduce(group, device, transport)
             result["trial"] = ours.trial()
             result["checked"] = reduce_check.check(ours, device, arguments.repeats)
-            calls["ours"] = ours
+            calls |= {"ours": ours} | with_norm(ours, device)
         except AllReduceError as error:
             result["trial"] = str(error)
     result["rows"] = [
         row(name, call, tokens, device)
         for tokens in arguments.tokens
         for name, call in calls.items()
-        if name != "ours" or 2 * tokens * HIDDEN <= reduce_check.LARGEST
+        if name == "nccl" or tokens <= (NORM_ROWS if "norm" in name else reduce_check.LARGEST // 2 // HIDDEN)
     ]
     if arguments.sweep and "ours" in calls:
         result["rows"] += list(sweep(ours, ReduceLibrary(arguments.sweep), device))
     results.put((rank, result))
     distributed.barrier()
     distributed.destroy_process_group()
+
+
+def with_norm(ours: AllReduce, device: torch.device) -> dict[str, Callable[[torch.Tensor], Any]]:
+    """The sum, the addition to a residual and its RMS norm: in two kernels, and in one."""
+    residual = torch.zeros(NORM_ROWS, HIDDEN, dtype=torch.float16, device=device)
+    weight = torch.ones(HIDDEN, dtype=torch.float16, device=device)
+
+    def apart(x: torch.Tensor) -> torch.Tensor:
+        return add_rms_norm(ours(x), residual[: len(x)], weight, 1e-6, *NOTHING)
+
+    def together(x: torch.Tensor) -> torch.Tensor:
+        return ours.rms_norm(x, residual[: len(x)], weight, 1e-6)
+
+    return {"ours, then norm": apart, "ours with norm": together}
 
 
 def sweep(ours: AllReduce, library: ReduceLibrary, device: torch.device) -> Iterator[dict[str, Any]]:
@@ -90,7 +106,9 @@ def sums_main(rank: int, way: str, arguments: argparse.Namespace, store: Path, r
     distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=arguments.ranks)
     ours = AllReduce(distributed.group.WORLD, torch.device("cuda", rank), WAYS[way][0])
     sums = list(reduce_check.sums(ours, torch.device("cuda", rank)))
-    results.put((rank, {"sums": len(sums), "wrong_sums": sum(wrong for wrong, _ in sums)}))
+    norms = list(reduce_check.norms(ours, torch.device("cuda", rank)))
+    wrong = {"wrong_sums": sum(wrong for wrong, _ in sums), "wrong_norms": sum(wrong for wrong, _ in norms)}
+    results.put((rank, {"sums": len(sums), "norms": len(norms)} | wrong))
 
 
 def dead_main(rank: int, way: str, arguments: argparse.Namespace, store: Path, results: Any) -> None:

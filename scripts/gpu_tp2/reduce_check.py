@@ -38,6 +38,7 @@ COUNTS = (
     262_144,
 )
 HIDDEN = 5120
+EPS = 1e-6
 IN_A_GRAPH = (1, 8, 2, 32, 4, 16, 1, 1, 102, 3)  # tokens of calls that follow each other
 DELAYS = 200
 DEAD_LIMIT = 2.0
@@ -46,11 +47,13 @@ DEAD_LIMIT = 2.0
 def check(ours: AllReduce, device: torch.device, repeats: int) -> dict[str, Any]:
     """All of it; counts of what is wrong are 0."""
     began = time.perf_counter()
-    found = list(sums(ours, device))
+    found, normed = list(sums(ours, device)), list(norms(ours, device))
     return {
         "counts_and_dtypes": len(found),
         "wrong_sums": sum(wrong for wrong, _ in found),
-        "other_bits_on_another_rank": sum(differ for _, differ in found),
+        "norms": len(normed),
+        "wrong_norms": sum(wrong for wrong, _ in normed),
+        "other_bits_on_another_rank": sum(differ for _, differ in [*found, *normed]),
         "for_nccl": _for_nccl(ours, device),
         "refused": _refused(ours, device),
         "repeats": repeats,
@@ -82,6 +85,28 @@ def sums(ours: AllReduce, device: torch.device) -> Iterator[tuple[int, bool]]:
                 allowed *= ours.ranks
             bits = zlib.crc32(got.numpy().tobytes())
             yield int(((got.double() - exact).abs() > allowed).sum()), len(set(gather(bits, ours.ranks))) > 1
+
+
+def norms(ours: AllReduce, device: torch.device) -> Iterator[tuple[int, bool]]:
+    """Numbers that are wrong in all_reduce_rms_norm's residual or result, and whether ranks' bits differ.
+
+    The residual must have the bits of float32's sum and of PyTorch's addition. More: kernels/tools/gpu_check_norm.py's.
+    """
+    for hidden, rows in ((64, 1), (576, 3), (5120, 1), (5120, 17), (5120, 64), (8192, 64), (16_384, 1), (16_384, 32)):
+        shares = [_normal(rows * hidden, torch.float16, hidden + rank).view(rows, hidden) for rank in range(ours.ranks)]
+        weight, former = _normal(hidden, torch.float16, 1).to(device), _normal(rows * hidden, torch.float16, 2)
+        residual = former.view(rows, hidden).to(device)
+        got = ours.rms_norm(shares[ours.rank].to(device), residual, weight, EPS)
+        total = torch.zeros(rows, hidden)
+        for share in shares:
+            total += share
+        expected = total.half() + former.view(rows, hidden)
+        wide = expected.double()
+        exact = wide / (wide.square().mean(-1, keepdim=True) + EPS).sqrt() * weight.double().cpu()
+        wrong = int((residual.cpu() != expected).sum())
+        wrong += int(((got.cpu().double() - exact).abs() > exact.abs() * 2.0**-10 * 1.01 + 2.0**-22).sum())
+        bits = [zlib.crc32(one.cpu().numpy().tobytes()) for one in (got, residual)]
+        yield wrong, len({tuple(one) for one in gather(bits, ours.ranks)}) > 1
 
 
 def _normal(count: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
@@ -136,18 +161,25 @@ def _raises(call: Callable[[], Any], message: str) -> bool:
 
 
 def _repeats(ours: AllReduce, device: torch.device, repeats: int) -> int:
-    """Elements that were wrong in calls of a graph that is replayed: sizes and numbers change from call to call."""
+    """Elements that were wrong in a replayed graph's sums and norms: sizes and numbers change all the time."""
     bad = torch.zeros((), dtype=torch.int64, device=device)
     step = torch.zeros((), dtype=torch.float16, device=device)
     places = [torch.arange(tokens * HIDDEN, device=device) % 61 for tokens in IN_A_GRAPH]
     bases = [place.half() for place in places]
+    weight = torch.ones(HIDDEN, dtype=torch.float16, device=device)
 
     def calls() -> None:
         for base in bases:
             step.add_(1).remainder_(97)
-            got = ours(base + (step + 3 * ours.rank))
+            share = base + (step + 3 * ours.rank)
+            got = ours(share)
             expected = ours.ranks * (base + step) + 3 * ours.ranks * (ours.ranks - 1) / 2
             bad.add_((got != expected).sum())
+            rows = share.view(-1, HIDDEN)
+            if ours.takes_rows(rows):
+                residual = torch.ones_like(rows)
+                ours.rms_norm(rows, residual, weight, EPS)
+                bad.add_((residual.flatten() != expected + 1).sum())
 
     calls()
     graph = torch.cuda.CUDAGraph()
