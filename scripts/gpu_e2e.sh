@@ -3,7 +3,7 @@
 # made here (build/gpu_e2e/): the launcher, HTTP, vLLM, our kernels. A GPU that is no V100 is treated as one
 # (VOLTSERVE_FORCE_VOLTA); its speed is its own, and mma.m8n8k4, with which a V100 multiplies 2 to 1024 tokens, is emulated
 # after Volta. Results go to $OUT/results.tar.xz (default: build/gpu_e2e/out/), renewed after each step; each step has a time limit.
-# Usage: gpu_e2e.sh STEP…     small | moe | answers | speed | eager_speed | hybrid | hybrid_eager |
+# Usage: gpu_e2e.sh STEP…     small | moe | moe_sure | answers | speed | eager_speed | hybrid | hybrid_eager |
 #   long_context | clean
 # Large models stay in the machine's memory, where another step may want them; `clean` removes them.
 set -uo pipefail
@@ -16,7 +16,8 @@ source scripts/gpu_e2e/environment.sh
 # Parts of the model may come with different calls.
 cp -u $PACK/model.0? "$WORK/" 2>/dev/null
 SHM=/dev/shm/gpu_e2e
-DEVICE="$(nvidia-smi --query-gpu=name --format=csv,noheader | head -n 1); our kernels from compute_70 PTX"
+TORCH=$(python3 -c 'from importlib.metadata import version; print(version("torch"))')
+DEVICE="$(nvidia-smi --query-gpu=name --format=csv,noheader | head -n 1), torch $TORCH; our kernels as built for GPUs after Volta"
 
 # eager NAME MODEL FLAG…: the default preset's steps, recorded and not.
 eager() {
@@ -29,11 +30,6 @@ eager() {
 small_model() { [[ -d $WORK/small ]] || step 30 small-model python3 scripts/gpu_e2e/synthetic.py smollm2 "$WORK/small"; }
 small() { small_model && eager small "$WORK/small" --memory 0.1 --cache-bytes 2147483648 --streams 1 8; }
 
-model() { [[ -d $WORK/small ]] || step 30 small-model python3 scripts/gpu_e2e/synthetic.py smollm2 "$WORK/small"; }
-SMALL=(--memory 0.1 --cache-bytes 2147483648 --streams 1 8)
-small() { small_model && eager small "$WORK/small" "${SMALL[@]}"; }
-small_not_recorded() { small_model && not_recorded small-not-recorded "$WORK/small" "${SMALL[@]}"; }
-
 model() {
   [[ -f $WORK/model/model.safetensors ]] && return 0
   mkdir -p "$WORK/model" && step 60 unpack python3 scripts/gpu_e2e/unpack.py "$WORK" "$WORK/model"
@@ -41,16 +37,17 @@ model() {
 
 # ask NAME MODEL FLAG…: an engine answers the fixed questions, through HTTP. The cache's size is given, since engines that start side by
 # side would take each other's memory for their own when they look how much is left.
+BESIDE_OTHERS=(--dtype float16 --max-model-len 2048 --max-num-seqs 32 --gpu-memory-utilization 0.1 --kv-cache-memory-bytes 2147483648)
 ask() {
   local name=$1 model=$2; shift 2
-  step 150 "$name" python3 scripts/gpu_e2e/answers.py --questions $PACK/questions.json "$model" "$OUT/$name.json" --dtype float16 \
-    --max-model-len 2048 --max-num-seqs 32 --gpu-memory-utilization 0.1 --kv-cache-memory-bytes 2147483648 "$@"
+  step 150 "$name" python3 scripts/gpu_e2e/answers.py --questions $PACK/questions.json "$model" "$OUT/$name.json" "${BESIDE_OTHERS[@]}" "$@"
 }
 
-# agree REFERENCE OTHER WHAT: compares two engines' answers.
+# agree REFERENCE OTHER WHAT FLAG…: compares two engines' answers.
 agree() {
-  python3 scripts/gpu_e2e/compare.py "$1" "$OUT/$2.json" "$OUT/$2-compared.json" --what "$3" --device "$DEVICE" \
-    --command "scripts/gpu_e2e.sh ${FUNCNAME[1]}" && echo "[$2] agrees" || echo "[$2] DIFFERS"
+  local reference=$1 other=$2 what=$3; shift 3
+  python3 scripts/gpu_e2e/compare.py "$reference" "$OUT/$other.json" "$OUT/$other-compared.json" --what "$what" --device "$DEVICE" \
+    --command "scripts/gpu_e2e.sh $STEP" "$@" && echo "[$other] agrees" || echo "[$other] DIFFERS"
 }
 
 # The real model eagerly, recorded and not, in graphs, and in graphs that compute something else, which the start-up check must
@@ -69,19 +66,36 @@ answers() {
   agree "$OUT/eager.json" triton "SmolLM2-135M in NVFP4: answers with our attention and with Triton's"
 }
 
-# A random mixture of experts, eagerly and in graphs, beside its dequantized twin on vLLM's own kernels.
-moe() {
-  for model in moe moe-twin; do
-    step 60 $model-model python3 scripts/gpu_e2e/synthetic.py moe "$WORK/$model" $([[ $model == moe ]] || echo --twin) --device cuda && cp $PACK/tokenizer/* "$WORK/$model/" || return 1
+# experts MODEL: a random mixture of experts, eagerly and in graphs, beside its dequantized twin on vLLM's own kernels; and what the
+# routers of both chose, in eager steps that are not recorded.
+experts() {
+  local model=$1 twin=$1-twin way
+  for way in "$model" "$twin"; do
+    step 60 "$way-model" python3 scripts/gpu_e2e/synthetic.py "$model" "$WORK/$way" $([[ $way == "$twin" ]] && echo --twin) &&
+      cp $PACK/tokenizer/* "$WORK/$way/" || return 1
   done
-  ask moe-twin "$WORK/moe-twin" --enforce-eager &
-  ask moe-eager "$WORK/moe" --enforce-eager &
-  ask moe-graphs "$WORK/moe" &
+  rm -f "$WORK/$model".{first,pt} "$WORK/$twin".{first,pt}
+  ask "$twin" "$WORK/$twin" --enforce-eager &
+  ask "$model-eager" "$WORK/$model" --enforce-eager &
+  ask "$model-graphs" "$WORK/$model" &
+  watch "$model" "$twin" &
+  watch "$twin" "$model" &
   wait
-  for way in moe-eager moe-graphs; do
-    agree "$OUT/moe-twin.json" $way "a random mixture of 16 experts: its dequantized twin on vLLM's kernels, and NVFP4 on ours, ${way#moe-}"
+  python3 scripts/gpu_e2e/routing.py judge "$WORK/$twin.pt" "$WORK/$model.pt" "$OUT/$model-routing.json" --device "$DEVICE" \
+    --command "scripts/gpu_e2e.sh $STEP" && echo "[$model-routing] agrees" || echo "[$model-routing] DIFFERS"
+  for way in eager graphs; do
+    agree "$OUT/$twin.json" "$model-$way" "a random mixture of 16 experts ($model): its dequantized twin on vLLM's kernels, and NVFP4 on ours, $way" \
+      --routing "$OUT/$model-routing.json"
   done
 }
+# watch MODEL OTHER
+watch() {
+  TORCH_COMPILE_DISABLE=1 step 150 "$1-watched" python3 scripts/gpu_e2e/routing.py ask $PACK/questions.json "$WORK/$1" "$WORK/$1.pt" \
+    --other "$WORK/$2.pt" "${BESIDE_OTHERS[@]}"
+}
+# Routers that hardly tell experts apart, and routers to which the last that they choose means little.
+moe() { experts moe; }
+moe_sure() { experts moe-sure; }
 
 # Qwen3-32B's shapes: tokens a second, against dequantizing on every call and against reading the weights.
 BIG=$SHM/qwen3-32b
@@ -127,7 +141,7 @@ long_context() {
   rm -rf "$model"
 }
 
-for name in "$@"; do
-  "$name"
+for STEP in "$@"; do
+  "$STEP"
   tar cJf "$ARCHIVE" -C "$OUT" .
 done

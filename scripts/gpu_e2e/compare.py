@@ -1,7 +1,8 @@
 """Compares what two engines answered (answers.py): `compare.py REFERENCE.json OTHER.json OUTPUT.json [--device NAME]`.
 
 Greedy texts must be equal; where one differs, the reference must have held both tokens for almost equally likely,
-since then rounding decides. Perplexities must agree within half a percent. Exits with 1 where they do not.
+since then rounding decides; or --routing, a file of routing.py, must name these two tokens at this place of this prompt
+as parted by a router's near tie. Perplexities must agree within half a percent. Exits with 1 where they do not.
 """
 
 import argparse
@@ -19,13 +20,14 @@ PERPLEXITY = 0.005
 def first_difference(reference: Sequence[Any], other: Sequence[Any]) -> dict[str, Any] | None:
     """Where two greedy texts part, and how much likelier the reference held its own token; None where they do not.
 
-    `gap` is None where the other's token was not among the reference's likeliest five.
+    `tokens` are the reference's and the other's; `gap` is None where the latter was not among the reference's likeliest
+    five.
     """
     for index, (one, two) in enumerate(zip(reference, other, strict=True)):
         if one["token"] != two["token"]:
             likelihood = one["top"].get(str(two["token"]))
             gap = None if likelihood is None else round(one["logprob"] - likelihood, 4)
-            return {"token": index, "gap": gap}
+            return {"token": index, "tokens": [one["token"], two["token"]], "gap": gap}
     return None
 
 
@@ -39,8 +41,9 @@ def noise(reference: Sequence[Any], other: Sequence[Any]) -> float:
     return largest
 
 
-def compare(reference: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    """All of it, with `passed`."""
+def compare(reference: dict[str, Any], other: dict[str, Any], routing: dict[str, Any] | None = None) -> dict[str, Any]:
+    """All of it, with `passed`. routing: what routing.py found in the same two models."""
+    by_experts = [_place(one) for one in routing["partings"] if one["by_experts"]] if routing else []
     result: dict[str, Any] = {"passed": True, "gap_allowed": GAP, "perplexity_allowed": PERPLEXITY}
     for way in ("alone", "together"):
         pairs = list(zip(reference[way], other[way], strict=True))
@@ -56,7 +59,9 @@ def compare(reference: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
             "largest_log_probability_difference": round(max(noise(*pair) for pair in pairs), 4),
             "first_differences": differences,
         }
-        result["passed"] &= all(one["gap"] is not None and one["gap"] <= GAP for one in differences)
+        for one in differences:
+            one["by_experts"] = _place(one) in by_experts
+            result["passed"] &= one["by_experts"] or (one["gap"] is not None and one["gap"] <= GAP)
     ratio = other["perplexity"] / reference["perplexity"] - 1
     result["perplexity"] = {
         "reference": round(reference["perplexity"], 5),
@@ -68,6 +73,10 @@ def compare(reference: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
+def _place(parting: dict[str, Any]) -> tuple[int, int, list[int]]:
+    return parting["prompt"], parting["token"], parting["tokens"]
+
+
 def main() -> int:
     """Writes the comparison."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -77,6 +86,7 @@ def main() -> int:
     parser.add_argument("--what", default="the CPU engine's answers and the GPU engine's")
     parser.add_argument("--device", required=True)
     parser.add_argument("--command", required=True, help="with which the answers were asked for")
+    parser.add_argument("--routing", type=Path, help="what routing.py judged of the same models")
     arguments = parser.parse_args()
     reference, other = (json.loads(path.read_text()) for path in (arguments.reference, arguments.other))
     head = {
@@ -87,7 +97,8 @@ def main() -> int:
         "flags": other["flags"],
         "start_seconds": other["start_seconds"],
     }
-    result = head | compare(reference, other) | {"decisions": other["decisions"]}
+    routing = json.loads(arguments.routing.read_text()) if arguments.routing else None
+    result = head | compare(reference, other, routing) | {"decisions": other["decisions"]}
     arguments.output.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
     return 0 if result["passed"] else 1
 

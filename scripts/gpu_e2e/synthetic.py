@@ -26,7 +26,7 @@ E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 @dataclass(frozen=True)
 class Shape:
-    """What config.json says of a decoder's size; `experts` 0: dense."""
+    """What config.json says of a decoder's size, `experts` 0: dense; and how sure its routers are."""
 
     architecture: str
     model_type: str
@@ -39,15 +39,18 @@ class Shape:
     vocabulary: int
     qk_norm: bool
     experts: int = 0
+    router: float = 1.0  # the deviation of its logits
 
 
 QWEN3_32B = Shape("Qwen3ForCausalLM", "qwen3", 5120, 25600, 64, 64, 8, 128, 151936, True)
+# A quarter of Qwen3-30B-A3B's width and few layers and experts, with SmolLM2's vocabulary: small enough for a CPU.
+MOE = Shape("Qwen3MoeForCausalLM", "qwen3_moe", 512, 256, 4, 8, 2, 64, 49152, True, experts=16)
 SHAPES = {
     "smollm2": Shape("LlamaForCausalLM", "llama", 576, 1536, 30, 9, 3, 64, 49152, False),
     "qwen3-32b": QWEN3_32B,
     "qwen3-32b-8-layers": replace(QWEN3_32B, layers=8),
-    # A quarter of Qwen3-30B-A3B's width and few layers and experts, with SmolLM2's vocabulary: small enough for a CPU.
-    "moe": Shape("Qwen3MoeForCausalLM", "qwen3_moe", 512, 256, 4, 8, 2, 64, 49152, True, experts=16),
+    "moe": MOE,
+    "moe-sure": replace(MOE, router=4.0),  # the last expert taken weighs little
 }
 
 
@@ -187,7 +190,7 @@ class DecoderWriter(Writer):
             self.linear(tensors, f"{block}.up_proj", s.intermediate, s.hidden)
             self.linear(tensors, f"{block}.down_proj", s.hidden, s.intermediate)
         if s.experts:
-            tensors[f"{prefix}.mlp.gate.weight"] = self.dense(s.experts, s.hidden, s.hidden**-0.5)
+            tensors[f"{prefix}.mlp.gate.weight"] = self.dense(s.experts, s.hidden, s.router * s.hidden**-0.5)
         for name in ("input_layernorm", "post_attention_layernorm"):
             tensors[f"{prefix}.{name}.weight"] = torch.ones(s.hidden, dtype=torch.float16)
         if s.qk_norm:
