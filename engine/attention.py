@@ -217,7 +217,7 @@ class Impl(AttentionImpl[Metadata]):  # type: ignore[misc]  # vLLM's classes are
             raise NotImplementedError("attention: expected a float16 output to write to, got none or a quantized one")
         if attn_metadata is None:  # vLLM measures the memory of a step that has no requests
             return output.zero_()
-        keys, values = self._split(kv_cache)
+        keys, values = self.halves(kv_cache)
         torch.ops.voltserve.paged_attention(
             query,
             keys,
@@ -238,10 +238,11 @@ class Impl(AttentionImpl[Metadata]):  # type: ignore[misc]  # vLLM's classes are
         self, layer: Any, key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor, slot_mapping: torch.Tensor
     ) -> None:
         """Writes the step's `key` and `value` [T, H_kv, D] to their slots, int64 [at most T]."""
-        keys, values = self._split(kv_cache)
+        keys, values = self.halves(kv_cache)
         torch.ops.voltserve.reshape_and_cache(key, value, keys, values, slot_mapping)
 
-    def _split(self, kv_cache: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def halves(self, kv_cache: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Keys and values of `kv_cache` (get_kv_cache_shape), each [blocks, block size, H_kv, D]."""
         if kv_cache is not self._cache:
             self._cache, self._halves = kv_cache, kv_cache.unbind(1)
         return self._halves

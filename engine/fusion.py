@@ -50,7 +50,11 @@ class Pattern:
 
 
 # In this order: what ends with an all-reduce comes last.
-PATTERNS: tuple[Pattern, ...] = (Pattern("silu and product", "engine.fused_silu.fuse"),)
+PATTERNS: tuple[Pattern, ...] = (
+    Pattern("norm of heads, rotation and cache", "engine.fused_rotation.fuse"),
+    Pattern("silu and product", "engine.fused_silu.fuse"),
+    Pattern("addition and norm", "engine.fused_norm.fuse"),
+)
 
 
 class Operands(NamedTuple):
@@ -79,7 +83,9 @@ def op_of(node: Any) -> str:
 
 
 def name_of(node: "fx.Node") -> str:
-    """The method's or function's name that a node calls."""
+    """The method's or function's name that a node calls, or ""."""
+    if not node.op.startswith("call"):
+        return ""
     return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
 
 
@@ -106,7 +112,9 @@ def product_of(node: "fx.Node") -> Operands:
     products: list[Any] = [
         user for user in _readers(node) if op_of(user) == PRODUCT and behind_views(user.args[0]) is behind_views(node)
     ]
-    return Operands(*products[0].args[1:5]) if len(products) == 1 else Operands()
+    if len(products) != 1 or any(operand.op != "placeholder" for operand in products[0].args[1:4]):
+        return Operands()
+    return Operands(*products[0].args[1:5])
 
 
 def _readers(node: "fx.Node") -> "list[fx.Node]":
@@ -122,5 +130,5 @@ def drop(graph: "fx.Graph", *nodes: "fx.Node") -> None:
         sources = node.all_input_nodes
         graph.erase_node(node)
         for source in sources:
-            if not source.users and source.op.startswith("call") and name_of(source) in PURE:
+            if not source.users and not source._erased and name_of(source) in PURE:
                 drop(graph, source)

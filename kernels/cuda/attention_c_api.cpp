@@ -39,7 +39,14 @@ const char *voltserve_attention_structs() {
                {AT(CacheArgs, key), AT(CacheArgs, value), AT(CacheArgs, k_cache), AT(CacheArgs, v_cache),
                 AT(CacheArgs, slots), AT(CacheArgs, tokens), AT(CacheArgs, kv_heads), AT(CacheArgs, head_dim),
                 AT(CacheArgs, key_stride), AT(CacheArgs, value_stride), AT(CacheArgs, block_size),
-                AT(CacheArgs, block_chunks), AT(CacheArgs, token_chunks), AT(CacheArgs, head_chunks)});
+                AT(CacheArgs, block_chunks), AT(CacheArgs, token_chunks), AT(CacheArgs, head_chunks)}) +
+      describe("RotateArgs", sizeof(RotateArgs),
+               {AT(RotateArgs, q), AT(RotateArgs, key), AT(RotateArgs, value), AT(RotateArgs, q_weight), AT(RotateArgs, k_weight),
+                AT(RotateArgs, positions), AT(RotateArgs, cos_sin), AT(RotateArgs, k_cache), AT(RotateArgs, v_cache),
+                AT(RotateArgs, slots), AT(RotateArgs, tokens), AT(RotateArgs, cached), AT(RotateArgs, q_heads),
+                AT(RotateArgs, kv_heads), AT(RotateArgs, head_dim), AT(RotateArgs, rotated), AT(RotateArgs, q_stride),
+                AT(RotateArgs, key_stride), AT(RotateArgs, value_stride), AT(RotateArgs, block_size), AT(RotateArgs, block_chunks),
+                AT(RotateArgs, token_chunks), AT(RotateArgs, head_chunks), AT(RotateArgs, eps), AT(RotateArgs, halves)});
   return text.c_str();
 }
 
@@ -61,6 +68,10 @@ int voltserve_attention(const voltserve::AttentionArgs *args, const voltserve::A
 
 int voltserve_reshape_and_cache(const voltserve::CacheArgs *args, cudaStream_t stream) {
   return voltserve::launch_reshape_and_cache(*args, stream);
+}
+
+int voltserve_rotate(const voltserve::RotateArgs *args, const voltserve::Ahead *ahead, cudaStream_t stream) {
+  return voltserve::launch_rotate(*args, *ahead, stream);
 }
 
 }  // extern "C"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kernels.tools.native import LIBRARY, load
+from kernels.tools.native import LIBRARY, Ahead, load
 
 DECODE_TOKENS = 8  # attention_plan.h's kDecodeTokens
 
@@ -62,6 +62,16 @@ class _CacheArgs(ctypes.Structure):
     ]
 
 
+class _RotateArgs(ctypes.Structure):
+    _fields_ = [
+        *_pointers("q key value q_weight k_weight positions cos_sin k_cache v_cache slots"),
+        *_ints("tokens cached q_heads kv_heads head_dim rotated q_stride key_stride value_stride"),
+        *_ints("block_size block_chunks token_chunks head_chunks"),
+        ("eps", ctypes.c_float),
+        ("halves", ctypes.c_int),
+    ]
+
+
 @dataclass(frozen=True)
 class DecodeShape:
     """A decoding block; see kernels/cuda/attention_plan.h."""
@@ -104,7 +114,7 @@ class AttentionLibrary:
     """The launchers, on torch tensors of the current device and its current stream."""
 
     def __init__(self, path: Path = LIBRARY) -> None:
-        mirrored = (_Problem, _DecodeShape, _PrefillShape, _Plan, _AttentionArgs, _CacheArgs)
+        mirrored = (_Problem, _DecodeShape, _PrefillShape, _Plan, _AttentionArgs, _CacheArgs, _RotateArgs)
         self._c = load(path, "voltserve_attention_structs", mirrored)
 
     def plan(
@@ -184,6 +194,20 @@ class AttentionLibrary:
             k_cache.shape[1], *(k_cache.stride(d) // 8 for d in range(3)),
         )  # fmt: skip
         self._check(self._c.voltserve_reshape_and_cache(ctypes.byref(args), self._stream()))
+
+    def rotate_and_cache(
+        self, q: Any, key: Any, value: Any, positions: Any, cos_sin: Any, halves: bool, q_weight: Any, k_weight: Any,
+        eps: float, k_cache: Any, v_cache: Any, slots: Any, ahead: Ahead | None = None,
+    ) -> None:  # fmt: skip
+        """Launches torch.ops.voltserve.rotate_and_cache's kernel; `ahead`: native.Library.read_ahead's."""
+        tensors = (q, key, value, q_weight, k_weight, positions, cos_sin, k_cache, v_cache, slots)
+        args = _RotateArgs(
+            *(None if t is None else t.data_ptr() for t in tensors),
+            q.shape[0], slots.shape[0], q.shape[1], key.shape[1], q.shape[2], cos_sin.shape[1],
+            *(t.stride(0) for t in (q, key, value)),
+            k_cache.shape[1], *(k_cache.stride(d) // 8 for d in range(3)), eps, halves,
+        )  # fmt: skip
+        self._check(self._c.voltserve_rotate(ctypes.byref(args), ctypes.byref(ahead or Ahead()), self._stream()))
 
     @staticmethod
     def _stream() -> ctypes.c_void_p:

@@ -163,7 +163,7 @@ def test_an_error_of_the_model_s_own_is_not_swallowed() -> None:
 
 
 @pytest.mark.parametrize("architecture", [QWEN3, QWEN3_MOE], ids=lambda one: one.model_type)
-def test_a_v100_s_step_is_recorded_with_nothing_between_its_operations(
+def test_a_v100_s_step_is_recorded_and_fused_with_nothing_between_its_operations(
     tmp_path: Path, architecture: Architecture
 ) -> None:
     write_model(tmp_path / "model", tmp_path / "twin", architecture, "compressed-tensors", head_dim=64)
@@ -171,7 +171,8 @@ def test_a_v100_s_step_is_recorded_with_nothing_between_its_operations(
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
     called = Counter(done.stdout.splitlines())
     experts = architecture is QWEN3_MOE
-    assert called["update_and_attend"] == LAYERS
+    assert called["rotate_and_attend"] == LAYERS
+    assert not called["update_and_attend"]
     assert called["nvfp4_linear.default"] == (2 if experts else 4) * LAYERS
     assert called["_moe_forward"] == (LAYERS if experts else 0)
     assert not [name for name in called if "unified" in name or ("moe_forward" in name and name != "_moe_forward")]
