@@ -66,7 +66,7 @@ Place = tuple[int, int] | None
 
 
 def routers(lead: float, swapped: Place = None, upset: Place = None) -> torch.Tensor:
-    """Logits of 4 positions and 3 layers. At (1, 1) the first expert leads by `lead` only, at `swapped` the second does,
+    """Logits of 4 positions and 3 layers. At (1, 1) the first expert leads by `lead` only, at `swapped` the second so,
     and at `upset` the third leads by far.
     """
     logits = torch.tensor([2.0, 0.0, -2.0]).repeat(4, 3, 1)
