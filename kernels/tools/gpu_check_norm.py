@@ -178,7 +178,7 @@ def check_op(checker: Checker) -> None:
             call()
             said = "nothing"
         except RuntimeError as error:
-            said = str(error).splitlines()[0]
+            said = str(error)
         checker.expect("refused", f"expected {message}, got {said}", message in said)
 
 
