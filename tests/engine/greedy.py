@@ -3,13 +3,15 @@
     python -m tests.engine.greedy JOBS.json     [{"flags": ["--model", DIR, …], "output": FILE}, …]
 
 Each output holds, prompt by prompt, the tokens, the log probability of each, and by how much it led the second
-likeliest; or "error". A job may bring "environment", and flags that beat those here: scripts/gpu_tp2.sh uses both.
+likeliest; or "error", with what the engine's processes logged as errors. A job may bring "environment", and flags that
+beat those here: scripts/gpu_tp2.sh uses both.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import stat
 import subprocess
 import sys
 import traceback
@@ -25,6 +27,7 @@ from engine import launcher
 
 PROMPTS = [[5, 17, 99], [200, 3, 3, 3, 45, 46], list(range(60, 90))]
 TOKENS = 24
+ERRORS = 30  # lines
 ROOT = Path(__file__).parents[2]
 SETTINGS = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -88,17 +91,31 @@ def describe(output: Any) -> dict[str, Any]:
 
 def run(job: dict[str, Any]) -> None:
     """In a process of its own, since an engine leaves groups and threads behind."""
+    output, start = Path(job["output"]), os.fstat(1).st_size
     child = os.fork()
     if child:
-        os.waitpid(child, 0)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        made = json.loads(output.read_bytes()) if output.exists() else {"error": f"the engine ended with code {code}"}
+        if isinstance(made, dict):
+            output.write_text(json.dumps({"error": "\n".join([made["error"], *errors_since(start)])}))
         return
     try:
         os.environ.update(job.get("environment", {}))
         result: object = generate(job["flags"])
     except BaseException:
         result = {"error": traceback.format_exc()}
-    Path(job["output"]).write_text(json.dumps(result))
+    output.write_text(json.dumps(result))
     os._exit(0)
+
+
+def errors_since(start: int) -> list[str]:
+    """The errors logged since the output, if it is a file, had `start` bytes. A worker's reason is only there."""
+    if not stat.S_ISREG(os.fstat(1).st_mode):
+        return []
+    with Path("/proc/self/fd/1").open("rb") as log:
+        log.seek(start)
+        lines = log.read().decode(errors="replace").splitlines()
+    return [line for line in lines if " ERROR " in line][-ERRORS:]
 
 
 if __name__ == "__main__":
