@@ -153,6 +153,32 @@ struct Sums<float> {
   }
 };
 
+// The sums of some lines, at places of a slot's half; of those below 0 nothing. `own`: this rank's. All are on their way before one is
+// waited for.
+template <class T, int kLines>
+__device__ inline void sum_lines(const ReduceArgs &args, uint32_t turn, const int (&places)[kLines], const Line (&own)[kLines],
+                                 Sums<T> (&sums)[kLines], Patience &patience) {
+#pragma unroll 1
+  for (int rank = 0; rank < args.ranks; ++rank) {
+    const unsigned char *const from = args.from[rank] + (turn & 1) * kSlotHalf;
+    const bool other = rank != args.rank;
+    Line lines[kLines];
+#pragma unroll
+    for (int i = 0; i < kLines; ++i) lines[i] = other && places[i] >= 0 ? get(from + places[i] * kLineBytes) : own[i];
+#pragma unroll
+    for (int i = 0; i < kLines; ++i) {
+      if (other && places[i] >= 0 && lines[i].turn() != turn) lines[i] = take(args, from + places[i] * kLineBytes, turn, rank, patience);
+      sums[i].add(lines[i]);
+    }
+  }
+}
+
+// This rank's line to its place, for all to read.
+__device__ inline void send(const ReduceArgs &args, uint32_t turn, int place, const Line &line) {
+#pragma unroll 1
+  for (int copy = 0; copy < args.copies; ++copy) put(args.to[copy] + (turn & 1) * kSlotHalf + place * kLineBytes, line, turn);
+}
+
 // The numbers of x [count], 16-byte aligned, from `first` on, a multiple of a line's; zeros beyond the end.
 __device__ inline Line load(const float *x, int first, int count) {
   Line line{};
@@ -211,9 +237,7 @@ __device__ inline void store(__half *y, int first, int count, const Line &line) 
 __device__ inline void renew(const ReduceArgs &args, uint32_t turn, int lines) {
   if (threadIdx.x >= kRenewed) return;
   const int place = ((turn >> 1) * kRenewed + threadIdx.x) % kPlaces;
-  if (place < lines) return;
-#pragma unroll 1
-  for (int copy = 0; copy < args.copies; ++copy) put(args.to[copy] + (turn & 1) * kSlotHalf + place * kLineBytes, {}, turn);
+  if (place >= lines) send(args, turn, place, {});
 }
 
 // Every block has a turn counter of its own, which only it reads and only one block of a launch writes: no block waits for another,
@@ -228,29 +252,30 @@ __device__ inline void end_turn(const ReduceArgs &args, uint32_t turn, int block
 
 template <class T>
 __global__ void __launch_bounds__(kReduceThreads) all_reduce_kernel(const ReduceArgs args) {
-  constexpr int kNumbers = Sums<T>::kNumbers;
+  constexpr int kNumbers = Sums<T>::kNumbers, kLines = 2;
   const uint32_t turn = args.turns[blockIdx.x];
-  const size_t half = (turn & 1) * kSlotHalf;
   const int lines = (args.count + kNumbers - 1) / kNumbers, stride = gridDim.x * kReduceThreads;
   const int begin = blockIdx.x * kReduceThreads + threadIdx.x;
   const T *const x = static_cast<const T *>(args.x);
   Patience patience;
 
-  for (int line = begin; line < lines; line += stride) {
-    const Line own = load(x, line * kNumbers, args.count);
-#pragma unroll 1
-    for (int copy = 0; copy < args.copies; ++copy) put(args.to[copy] + half + line * kLineBytes, own, turn);
-  }
+  for (int line = begin; line < lines; line += stride) send(args, turn, line, load(x, line * kNumbers, args.count));
   if (blockIdx.x == 0) renew(args, turn, lines);
-  for (int line = begin; line < lines; line += stride) {
-    const size_t at = half + line * kLineBytes;
-    const Line own = load(x, line * kNumbers, args.count);
-    Sums<T> sums;
-#pragma unroll 1
-    for (int rank = 0; rank < args.ranks; ++rank) {
-      sums.add(rank == args.rank ? own : take(args, args.from[rank] + at, turn, rank, patience));
+  for (int first = begin; first < lines; first += kLines * stride) {
+    int places[kLines];
+    Line own[kLines];
+    Sums<T> sums[kLines];
+#pragma unroll
+    for (int i = 0; i < kLines; ++i) {
+      const int line = first + i * stride;
+      places[i] = line < lines ? line : -1;
+      own[i] = line < lines ? load(x, line * kNumbers, args.count) : Line{};
     }
-    store(static_cast<T *>(args.y), line * kNumbers, args.count, sums.rounded());
+    sum_lines(args, turn, places, own, sums, patience);
+#pragma unroll
+    for (int i = 0; i < kLines; ++i) {
+      if (places[i] >= 0) store(static_cast<T *>(args.y), places[i] * kNumbers, args.count, sums[i].rounded());
+    }
   }
   end_turn(args, turn, gridDim.x, patience);
 }

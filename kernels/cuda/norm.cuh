@@ -70,22 +70,21 @@ __global__ void __launch_bounds__(kNormThreads) norm_kernel(const NormArgs args)
   const int hidden = args.hidden, units = ceil_div(hidden, kReduce ? kLineHalves : kNormNumbers);
   const size_t row = static_cast<size_t>(blockIdx.x) * hidden;
   auto unit = [&](int i) { return static_cast<int>(i * blockDim.x + threadIdx.x); };
-  auto place = [&](int i, uint32_t turn) { return (turn & 1) * kSlotHalf + (blockIdx.x * units + unit(i)) * kLineBytes; };
 
   Line x[kUnits];
 #pragma unroll
   for (int i = 0; i < kUnits; ++i) {
     x[i] = unit(i) < units ? load_unit<kReduce>(static_cast<const __half *>(reduce.x) + row, unit(i), hidden) : Line{};
   }
+  int places[kUnits] = {};
   uint32_t turn = 0;
   Patience patience;
   if constexpr (kReduce) {
     turn = reduce.turns[blockIdx.x];
 #pragma unroll
     for (int i = 0; i < kUnits; ++i) {
-      if (unit(i) >= units) break;
-#pragma unroll 1
-      for (int copy = 0; copy < reduce.copies; ++copy) put(reduce.to[copy] + place(i, turn), x[i], turn);
+      places[i] = unit(i) < units ? static_cast<int>(blockIdx.x) * units + unit(i) : -1;
+      if (places[i] >= 0) send(reduce, turn, places[i], x[i]);
     }
     if (blockIdx.x == 0) renew(reduce, turn, args.rows * units);
   }
@@ -98,21 +97,7 @@ __global__ void __launch_bounds__(kNormThreads) norm_kernel(const NormArgs args)
   }
   if constexpr (kReduce) {
     Sums<__half> sums[kUnits];
-#pragma unroll 1
-    for (int rank = 0; rank < reduce.ranks; ++rank) {
-      Line lines[kUnits];
-#pragma unroll
-      for (int i = 0; i < kUnits; ++i) {  // all on their way before one is waited for
-        lines[i] = rank == reduce.rank ? x[i] : unit(i) < units ? get(reduce.from[rank] + place(i, turn)) : Line{};
-      }
-#pragma unroll
-      for (int i = 0; i < kUnits; ++i) {
-        if (rank != reduce.rank && unit(i) < units && lines[i].turn() != turn) {
-          lines[i] = take(reduce, reduce.from[rank] + place(i, turn), turn, rank, patience);
-        }
-        sums[i].add(lines[i]);
-      }
-    }
+    sum_lines(reduce, turn, places, x, sums, patience);
 #pragma unroll
     for (int i = 0; i < kUnits; ++i) x[i] = sums[i].rounded();
   }

@@ -80,4 +80,4 @@ def test_a_rows_block_fits_a_v100s_processor_and_keeps_its_row_in_registers(buil
     assert len(found) == 2 * UNITS
     for units, reduce, spilled, registers in found:
         assert THREADS * int(registers) <= 65536
-        assert int(spilled) <= (0 if reduce == "0" else 32), f"{units} units, reduce={reduce}"
+        assert int(spilled) <= (0 if reduce == "0" else 40), f"{units} units, reduce={reduce}"
