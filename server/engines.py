@@ -19,14 +19,14 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from server.config import Config, all_flags, load_config, setting_flags, variable_name
 from server.devices import Devices, find_devices
 from server.errors import ConfigError, unknown_name
 from server.flags import FlagValue, check_value, parse_arguments
 from server.presets import Preset
+from server.typed_yaml import read_yaml
 
 # Settings that belong to an engine; all others are the gateway's, of which there is one.
 OF_AN_ENGINE = frozenset(
@@ -86,7 +86,7 @@ def load_configs(
     for name in ("model", "served-model-name"):
         if name in command_line or name in given:
             raise ConfigError(f"--{name} and --engines exclude each other: the models are those of {path}")
-    file = read_engines(Path(path))
+    file = read_yaml(EnginesFile, Path(path), "--engines")
     found = devices()
     _check_gpus(path, file, found)
     configs = []
@@ -100,20 +100,6 @@ def load_configs(
             configs.append(config.model_copy(update={"name": name, "pinned": replica.gpus is not None}))
     _check_names(path, file, configs)
     return tuple(configs)
-
-
-def read_engines(path: Path) -> EnginesFile:
-    """The file at `path`. Raises ConfigError where it is missing or malformed, naming the key."""
-    try:
-        return EnginesFile.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
-    except OSError as error:
-        raise ConfigError(f"--engines: {path}: {error.strerror}") from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"--engines: {path} is not YAML: {error}") from error
-    except ValidationError as error:
-        problem = error.errors()[0]
-        where = ".".join(str(part) for part in problem["loc"]) or "file"
-        raise ConfigError(f"--engines: {path}: {where}: {problem['msg']}, got {problem['input']!r}") from error
 
 
 def checked_flags(where: str, flags: Mapping[str, FlagValue], command: str) -> dict[str, FlagValue]:

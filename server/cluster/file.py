@@ -21,13 +21,12 @@ import json
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from server.engines import checked_flags
-from server.errors import ConfigError
 from server.flags import FlagValue
 from server.render import INHERITED, is_inherited
+from server.typed_yaml import read_yaml
 
 Positive = Annotated[float, Field(gt=0)]
 Port = Annotated[int, Field(ge=1024, le=65535)]
@@ -133,17 +132,7 @@ def read_cluster(path: Path) -> ClusterFile:
     Raises:
         ConfigError: missing, malformed or contradictory; names the key, or the flag with the nearest valid one.
     """
-    try:
-        file = ClusterFile.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
-    except OSError as error:
-        raise ConfigError(f"--config: {path}: {error.strerror}") from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"--config: {path} is not YAML: {error}") from error
-    except ValidationError as error:
-        problem = error.errors()[0]
-        where = ".".join(str(part) for part in problem["loc"]) or "file"
-        given = "" if isinstance(problem["input"], dict) else f", got {problem['input']!r}"
-        raise ConfigError(f"--config: {path}: {where}: {problem['msg']}{given}") from error
+    file = read_yaml(ClusterFile, path, "--config")
     models = [
         model.model_copy(update={"flags": checked_flags(f"{path}: model {model.name}", model.flags, "deploy")})
         for model in file.models

@@ -6,13 +6,12 @@ import json
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from tests.cluster.machines import Machine, Machines
+from tests.waiting import wait_until
 
 RAY_PORT = 6379
 START_LIMIT_S = 240  # a bound on hangs, not a check of speed
@@ -32,16 +31,6 @@ LEAN = {
     "RAY_memory_monitor_refresh_ms": "0",
     "RAY_worker_register_timeout_seconds": "120",
 }
-
-
-def wait_until(condition: Callable[[], Any], limit_s: float, what: str) -> Any:
-    """The first true value of `condition`."""
-    end = time.monotonic() + limit_s
-    while time.monotonic() < end:
-        if value := condition():
-            return value
-        time.sleep(0.2)
-    raise AssertionError(f"not seen within {limit_s:g} s: {what}")
 
 
 @dataclass

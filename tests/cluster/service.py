@@ -19,7 +19,8 @@ import httpx
 import yaml
 
 from server.machine import command_line, describe_machine, today
-from tests.cluster.ray_nodes import BIN, RayCluster, wait_until
+from tests.cluster.ray_nodes import BIN, RayCluster
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 PORT = 8000

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from tests.cluster.ray_nodes import RayCluster, wait_until
+from tests.cluster.ray_nodes import RayCluster
+from tests.waiting import wait_until
 
 WHERE = """
 import ray, socket

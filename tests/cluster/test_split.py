@@ -8,7 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.cluster.ray_nodes import BIN, RayCluster, wait_until
+from tests.cluster.ray_nodes import BIN, RayCluster
+from tests.waiting import wait_until
 
 MODEL = Path(__file__).parents[2] / "models/smollm2-nvfp4"
 PORT = 8000

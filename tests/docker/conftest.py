@@ -10,8 +10,7 @@ import os
 import shlex
 import shutil
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,16 +28,6 @@ LIMIT_S = 60
 
 IMAGE = os.environ.get("VOLTSERVE_TEST_IMAGE", "")
 collect_ignore = [] if IMAGE else ["test_compose_up.py", "test_image.py"]
-
-
-def wait_until(condition: Callable[[], Any], limit_s: float, what: str) -> Any:
-    """The first true value of `condition`."""
-    end = time.monotonic() + limit_s
-    while time.monotonic() < end:
-        if value := condition():
-            return value
-        time.sleep(0.5)
-    pytest.fail(f"not seen within {limit_s:g} s: {what}")
 
 
 def docker(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:

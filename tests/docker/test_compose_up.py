@@ -12,7 +12,9 @@ import httpx
 import pytest
 from openai import OpenAI
 
-from .conftest import IMAGE, LIMIT_S, ROOT, SERVED_NAME, START_LIMIT_S, Project, docker, inspect, wait_until
+from tests.waiting import wait_until
+
+from .conftest import IMAGE, LIMIT_S, ROOT, SERVED_NAME, START_LIMIT_S, Project, docker, inspect
 
 DASHBOARD = json.loads((ROOT / "configs/grafana/dashboards/voltserve.json").read_text())
 

@@ -8,7 +8,9 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from .conftest import IMAGE, MODEL, SERVED_NAME, START_LIMIT_S, docker, inspect, wait_until
+from tests.waiting import wait_until
+
+from .conftest import IMAGE, MODEL, SERVED_NAME, START_LIMIT_S, docker, inspect
 
 # As the reference document has them, but for the two cards.
 FLAGS = (

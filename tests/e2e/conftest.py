@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,19 +18,11 @@ import httpx
 import psutil
 import pytest
 
+from tests.waiting import wait_until
+
 ROOT = Path(__file__).parents[2]
 MODEL = "models/smollm2-nvfp4"
 START_LIMIT_S = 300  # a bound on a hang, not a check of speed
-
-
-def wait_until(condition: Callable[[], Any], limit_s: float, what: str) -> Any:
-    """Poll `condition` until it is truthy and return its value; fail naming `what` at the limit."""
-    end = time.monotonic() + limit_s
-    while time.monotonic() < end:
-        if value := condition():
-            return value
-        time.sleep(0.1)
-    pytest.fail(f"{what}: not seen within {limit_s} s")
 
 
 @dataclass

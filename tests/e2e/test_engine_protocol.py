@@ -10,7 +10,9 @@ import httpx
 import jsonschema
 import pytest
 
-from .conftest import MODEL, Service, wait_until
+from tests.waiting import wait_until
+
+from .conftest import MODEL, Service
 
 pytestmark = pytest.mark.e2e
 

@@ -17,8 +17,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from quant.calibration_text import Text
 from quant.evaluate.server import ServerModel
+from tests.waiting import wait_until
 
-from .conftest import MODEL, ROOT, Service, serving, wait_until
+from .conftest import MODEL, ROOT, Service, serving
 
 pytestmark = pytest.mark.e2e
 

@@ -9,8 +9,9 @@ import psutil
 import pytest
 
 from tests.engine.models import QWEN3_MOE, write_model, write_tokenizer
+from tests.waiting import wait_until
 
-from .conftest import Service, serving, wait_until
+from .conftest import Service, serving
 
 pytestmark = pytest.mark.e2e
 

@@ -13,10 +13,20 @@ from vllm.model_executor import parameter
 from vllm.model_executor.layers import linear
 from vllm.model_executor.model_loader import get_model_loader
 
-from engine import loader, plugin
+from engine import loader, plugin, progress, recording
 
 AsRank = Callable[[int, int], None]
 LoadWeights = Callable[..., None]
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """What a platform says that it chose, where the environment asks for nothing."""
+    choices: dict[str, str] = {}
+    monkeypatch.setattr(progress, "decision", lambda what, choice, _reason: choices.update({what: choice}))
+    monkeypatch.delenv(recording.OFF_VARIABLE, raising=False)
+    monkeypatch.delenv("VLLM_USE_AOT_COMPILE", raising=False)
+    return choices
 
 
 @pytest.fixture

@@ -5,17 +5,8 @@ import pytest
 from vllm.config import CompilationMode
 from vllm.platforms import current_platform
 
-from engine import progress, recording
+from engine import recording
 from engine.cpu_platform import RecordingCpuPlatform
-
-
-@pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    choices: dict[str, str] = {}
-    monkeypatch.setattr(progress, "decision", lambda what, choice, _reason: choices.update({what: choice}))
-    monkeypatch.delenv(recording.OFF_VARIABLE, raising=False)
-    monkeypatch.delenv("VLLM_USE_AOT_COMPILE", raising=False)
-    return choices
 
 
 def config(mode: CompilationMode | None, *, hybrid: bool = False) -> Any:

@@ -15,7 +15,7 @@ from vllm.utils.import_utils import resolve_obj_by_qualname
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 from vllm.v1.attention.selector import AttentionSelectorConfig
 
-from engine import gpus, progress, recording, volta
+from engine import gpus, recording, volta
 
 PAIRS = [{"source": 0, "destination": 1, "peer_access": True, "wrong": 0}]
 
@@ -32,15 +32,6 @@ def platform(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     probe.cache_clear()
     yield platform
     probe.cache_clear()
-
-
-@pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    choices: dict[str, str] = {}
-    monkeypatch.setattr(progress, "decision", lambda what, choice, _reason: choices.update({what: choice}))
-    monkeypatch.delenv(recording.OFF_VARIABLE, raising=False)
-    monkeypatch.delenv("VLLM_USE_AOT_COMPILE", raising=False)
-    return choices
 
 
 def config(**changes: Any) -> Any:

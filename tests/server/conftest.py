@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,18 +16,15 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.waiting import wait_until
+
 ROOT = Path(__file__).parents[2]
 LIMIT = 30.0  # seconds after which a test gives up: a bound on a hang, not a check of speed
 
 
 def wait_for(condition: Callable[[], Any], what: str) -> Any:
     """The first true value of `condition`."""
-    deadline = time.monotonic() + LIMIT
-    while time.monotonic() < deadline:
-        if value := condition():
-            return value
-        time.sleep(0.02)
-    raise AssertionError(f"not seen within {LIMIT:g} s: {what}")
+    return wait_until(condition, LIMIT, what, every_s=0.02)
 
 
 def alive(pid: int) -> bool:
