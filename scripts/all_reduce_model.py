@@ -1,11 +1,12 @@
-"""What an all-reduce costs two GPUs, computed: ours (kernels/cuda/all_reduce.cuh) and NCCL's.
+"""What an all-reduce costs two GPUs, computed: ours (kernels/cuda/all_reduce.cuh, norm.cuh) and NCCL's.
 
     python scripts/all_reduce_model.py docs/results/all-reduce-h200-DATE.json --output F.json
 
-    ours    kernel + write + 1.5 read + 4/3 bytes / rate
-    NCCL    latency + bytes / rate
+    ours               kernel + write + 1.5 read + 8/7 bytes / rate
+    ours with norm     the same + norm: the addition to the residual and its RMS norm in the same kernel
+    NCCL               latency + bytes / rate
 
-A look that comes too early costs half of one more on average, hence 1.5 read. Lines carry 12 bytes in 16. The command
+A look that comes too early costs half of one more on average, hence 1.5 read. Lines carry 14 bytes in 16. The command
 sets the model with an H200's constants beside the times of scripts/gpu_tp2/reduce.py there, and writes what it makes of
 two V100s.
 """
@@ -41,22 +42,28 @@ class Ours:
     write: float  # until others can read what was written
     read: float  # of where the ranks meet
     rate: float
+    norm: float  # from the last line to the norm's last number
     source: str
 
     def seconds(self, size: int) -> float:
         """Of an all-reduce of `size` bytes of each rank."""
-        return self.kernel + self.write + 1.5 * self.read + 4 / 3 * size / self.rate
+        return self.kernel + self.write + 1.5 * self.read + 8 / 7 * size / self.rate
+
+    def seconds_with_norm(self, size: int) -> float:
+        """As above, with addition and norm."""
+        return self.seconds(size) + self.norm
 
 
 OURS = {
     "v100-pcie": Ours(
-        3e-6, 1.0e-6, 1.3e-6, 9e9,
+        3e-6, 1.0e-6, 1.3e-6, 9e9, 1e-6,
         "a kernel as long as all short ones; a hop over PCI 1.0 us (LL in NCCL's src/graph/tuning.cc); a load 1.3 us, "
         "stated; PCIe 3 x16 moves 12 GB/s one way, which loads of cache lines nearly reach (EMOGI, arXiv 2006.06890): "
-        "three quarters of it with both ways busy, stated; each card has a root port of its own",
+        "three quarters of it with both ways busy, stated; each card has a root port of its own; the norm "
+        "1.0 us, stated",
     ),
     "v100-sxm2": Ours(
-        3e-6, 0.6e-6, 0.3e-6, 45e9,
+        3e-6, 0.6e-6, 0.3e-6, 45e9, 1e-6,
         "likewise; a hop over NVLink 0.6 us (the same file); a load of the card's own L2; two links of 25 GB/s",
     ),
 }  # fmt: skip
@@ -66,8 +73,8 @@ NCCL = {
 }
 # By the ways of scripts/gpu_tp2/reduce.py.
 H200 = {
-    "shared": Ours(1.9e-6, 0.5e-6, 0.65e-6, 27e9, "PCIe 5 x16, fitted"),
-    "peer": Ours(1.9e-6, 0.6e-6, 0.1e-6, 220e9, "NVLink, fitted"),
+    "shared": Ours(1.9e-6, 0.5e-6, 0.65e-6, 27e9, 0.7e-6, "PCIe 5 x16, fitted"),
+    "peer": Ours(1.9e-6, 0.6e-6, 0.1e-6, 220e9, 0.7e-6, "NVLink, fitted"),
 }
 
 
@@ -76,10 +83,12 @@ def check(measured: dict[str, Any]) -> list[dict[str, Any]]:
     rows = []
     for way, model in H200.items():
         for row in measured["ways"][way]["rows"]:
-            if row["way"] == "ours":
-                computed = round(1e6 * model.seconds(row["bytes"]), 2)
+            if row["way"] in ("ours", "ours with norm"):
+                together = row["way"] != "ours"
+                seconds = model.seconds_with_norm(row["bytes"]) if together else model.seconds(row["bytes"])
+                computed = round(1e6 * seconds, 2)
                 ratio = round(computed / row["us_in_a_graph"], 2)
-                rows.append({"way": way, "tokens": row["tokens"], "measured_us": row["us_in_a_graph"]}
+                rows.append({"way": way, "tokens": row["tokens"], "norm": together, "measured_us": row["us_in_a_graph"]}
                             | {"computed_us": computed, "computed_by_measured": ratio})  # fmt: skip
     return rows
 
@@ -93,6 +102,7 @@ def main() -> None:
     tokens = (1, 8, 16, 32)
     v100 = [
         {"gpu": gpu, "tokens": many, "ours_us": round(1e6 * OURS[gpu].seconds(10240 * many), 1)}
+        | {"ours_with_norm_us": round(1e6 * OURS[gpu].seconds_with_norm(10240 * many), 1)}
         | {"nccl_us": round(1e6 * NCCL[gpu].seconds(10240 * many), 1)}
         for gpu in NCCL
         for many in tokens

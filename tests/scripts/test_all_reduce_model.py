@@ -11,9 +11,10 @@ def test_nccl_costs_its_fixed_part_and_its_bytes() -> None:
     assert Nccl(45e-6, 10e9, "").seconds(10_000) == pytest.approx(46e-6)
 
 
-def test_ours_costs_a_kernel_a_way_over_the_bus_and_lines_of_which_a_quarter_is_no_data() -> None:
-    ours = Ours(kernel=3e-6, write=1e-6, read=2e-6, rate=4e9, source="")
-    assert ours.seconds(3000) == pytest.approx(3e-6 + 1e-6 + 3e-6 + 1e-6)
+def test_ours_costs_a_kernel_a_way_over_the_bus_and_lines_of_which_an_eighth_is_no_data() -> None:
+    ours = Ours(kernel=3e-6, write=1e-6, read=2e-6, rate=4e9, norm=0.5e-6, source="")
+    assert ours.seconds(3500) == pytest.approx(3e-6 + 1e-6 + 3e-6 + 1e-6)
+    assert ours.seconds_with_norm(3500) == pytest.approx(8.5e-6)
 
 
 def test_an_h200s_times_in_graphs_are_set_beside_the_models() -> None:
