@@ -21,102 +21,101 @@
 namespace voltserve {
 
 constexpr int kRotateThreads = 128, kRotateWarps = kRotateThreads / 32;
-constexpr int kRotatePairs = 4;  // of two dimensions, of a lane, at most
 
-// A head's dimensions 2 i and 2 i + 1, normalized.
-struct RotatedHead {
-  const half2 *from, *weight;  // no weight: no norm
-  float factor;
-  __device__ half2 normalized(half2 x, half2 w) const {
-    if (weight == nullptr) return x;
-    const float2 value = __half22float2(x);
-    return __hmul2_rn(__floats2half2_rn(value.x * factor, value.y * factor), w);
-  }
-};
+// A pair of dimensions after the norm.
+__device__ inline half2 normalized(half2 x, half2 weight, float factor) {
+  const float2 value = __half22float2(x);
+  return __hmul2_rn(__floats2half2_rn(value.x * factor, value.y * factor), weight);
+}
 
+// kPairs: pairs of dimensions of a lane, for heads of at most 64 kPairs. kHalves: RotateArgs::halves; kNorms: with weights.
 // Grid: `blocks` for the heads of all tokens, and more to read ahead.
+template <int kPairs, bool kHalves, bool kNorms>
 __global__ void __launch_bounds__(kRotateThreads) rotate_kernel(const RotateArgs args, const Ahead ahead, const unsigned blocks) {
   if (blockIdx.x >= blocks) return read_ahead(ahead, blockIdx.x - blocks, gridDim.x - blocks);
   const int lane = threadIdx.x % 32, heads = args.q_heads + 2 * args.kv_heads;
   const int unit = blockIdx.x * kRotateWarps + threadIdx.x / 32, token = unit / heads, head = unit - token * heads;
   if (token >= args.tokens) return;
   const bool query = head < args.q_heads, value = head >= args.q_heads + args.kv_heads;
-  const int kv_head = head - args.q_heads - (value ? args.kv_heads : 0);
-  const int64_t slot = query ? 0 : token < args.cached ? __ldg(args.slots + token) : -1;
-  const int64_t position = value ? 0 : __ldg(args.positions + token);
+  const int kv_head = head - args.q_heads - (value ? args.kv_heads : 0), pairs = args.head_dim / 2;
+  // Slots fit 32 bits, as the caches' 16-byte chunks do.
+  const int slot = query ? 0 : token < args.cached ? static_cast<int>(__ldg(args.slots + token)) : -1;
+  const size_t position = value ? 0 : __ldg(args.positions + token);
 
-  const __half *const from =
-      query   ? args.q + static_cast<size_t>(token) * args.q_stride + head * args.head_dim
-      : value ? args.value + static_cast<size_t>(token) * args.value_stride + kv_head * args.head_dim
-              : args.key + static_cast<size_t>(token) * args.key_stride + kv_head * args.head_dim;
-  RotatedHead x{reinterpret_cast<const half2 *>(from),
-                reinterpret_cast<const half2 *>(value ? nullptr : query ? args.q_weight : args.k_weight), 0};
-  const int pairs = args.head_dim / 2, turned = value ? 0 : args.rotated / 2, apart = args.halves ? turned / 2 : 0;
-  auto partner = [&](int i) { return i >= turned ? i : i < apart ? i + apart : i - apart; };  // i itself for neighbours
+  const __half *const rows = query ? args.q : value ? args.value : args.key;
+  const int stride = query ? args.q_stride : value ? args.value_stride : args.key_stride;
+  const __half *const from = rows + static_cast<size_t>(token) * stride + (query ? head : kv_head) * args.head_dim;
+  const half2 *const x = reinterpret_cast<const half2 *>(from);
+  const half2 *const weight = reinterpret_cast<const half2 *>(query ? args.q_weight : args.k_weight);
+  const int turned = value ? 0 : args.rotated / 2, apart = turned / 2;  // in pairs
+  auto partner = [&](int i) { return !kHalves || i >= turned ? i : i < apart ? i + apart : i - apart; };
 
-  half2 own[kRotatePairs], other[kRotatePairs], own_weight[kRotatePairs], other_weight[kRotatePairs];
-  const half2 none = __floats2half2_rn(0, 0);
+  half2 own[kPairs], other[kPairs], own_weight[kPairs], other_weight[kPairs];
 #pragma unroll
-  for (int c = 0; c < kRotatePairs; ++c) {
+  for (int c = 0; c < kPairs; ++c) {
     const int i = lane + 32 * c;
-    own[c] = i < pairs ? x.from[i] : none;
-    other[c] = i < pairs ? x.from[partner(i)] : none;
-    const bool scaled = i < pairs && x.weight != nullptr;
-    own_weight[c] = scaled ? __ldg(x.weight + i) : none;
-    other_weight[c] = scaled ? __ldg(x.weight + partner(i)) : none;
+    own[c] = other[c] = own_weight[c] = other_weight[c] = __floats2half2_rn(0, 0);
+    if (i >= pairs) continue;
+    own[c] = x[i];
+    if (kHalves) other[c] = x[partner(i)];
+    if (!kNorms || value) continue;
+    own_weight[c] = __ldg(weight + i);
+    if (kHalves) other_weight[c] = __ldg(weight + partner(i));
   }
-  // By now position is known: cos and sin of an angle of each dimension's, neighbours' both of the same.
-  const __half *const cos_row = args.cos_sin + position * args.rotated, *const sin_row = cos_row + args.rotated / 2;
-  half2 cosine[kRotatePairs], sine[kRotatePairs];
+  // By now the position is known: cos and sin of each dimension's angle.
+  const __half *const cosines = args.cos_sin + position * args.rotated, *const sines = cosines + args.rotated / 2;
+  half2 cosine[kPairs], sine[kPairs];
 #pragma unroll
-  for (int c = 0; c < kRotatePairs; ++c) {
+  for (int c = 0; c < kPairs; ++c) {
     const int i = lane + 32 * c;
-    cosine[c] = sine[c] = none;
+    cosine[c] = sine[c] = __floats2half2_rn(0, 0);
     if (i >= turned) continue;
-    if (args.halves) {
+    if (kHalves) {
       const int angles = i < apart ? i : i - apart;
-      cosine[c] = __ldg(reinterpret_cast<const half2 *>(cos_row) + angles);
-      sine[c] = __ldg(reinterpret_cast<const half2 *>(sin_row) + angles);
+      cosine[c] = __ldg(reinterpret_cast<const half2 *>(cosines) + angles);
+      sine[c] = __ldg(reinterpret_cast<const half2 *>(sines) + angles);
     } else {
-      cosine[c] = __half2half2(__ldg(cos_row + i));
-      sine[c] = __half2half2(__ldg(sin_row + i));
+      cosine[c] = __half2half2(__ldg(cosines + i));
+      sine[c] = __half2half2(__ldg(sines + i));
     }
   }
-  if (x.weight != nullptr) {
+  if (kNorms && !value) {
     float squares = 0;
 #pragma unroll
-    for (int c = 0; c < kRotatePairs; ++c) {
+    for (int c = 0; c < kPairs; ++c) {
       const float2 both = __half22float2(own[c]);
       squares += both.x * both.x + both.y * both.y;
     }
 #pragma unroll
-    for (int apart_lanes = 16; apart_lanes > 0; apart_lanes /= 2) squares += __shfl_xor_sync(0xFFFFFFFF, squares, apart_lanes);
-    x.factor = rsqrtf(squares / args.head_dim + args.eps);
+    for (int lanes = 16; lanes > 0; lanes /= 2) squares += __shfl_xor_sync(0xFFFFFFFF, squares, lanes);
+    const float factor = rsqrtf(squares / args.head_dim + args.eps);
+#pragma unroll
+    for (int c = 0; c < kPairs; ++c) {
+      own[c] = normalized(own[c], own_weight[c], factor);
+      if (kHalves) other[c] = normalized(other[c], other_weight[c], factor);
+    }
   }
   if (slot < 0) return;
 
-  half2 *to = reinterpret_cast<half2 *>(const_cast<__half *>(from));
+  half2 *to = const_cast<half2 *>(x);
   if (!query) {
-    const int64_t block = slot / args.block_size;
-    const int64_t at = block * args.block_chunks + (slot - block * args.block_size) * args.token_chunks +
+    const int block = slot / args.block_size;
+    const int64_t at = static_cast<int64_t>(block) * args.block_chunks + (slot - block * args.block_size) * args.token_chunks +
                        static_cast<int64_t>(kv_head) * args.head_chunks;
     to = reinterpret_cast<half2 *>(reinterpret_cast<uint4 *>(value ? args.v_cache : args.k_cache) + at);
   }
   __syncwarp();  // q is read by other lanes, too, before it is overwritten
 #pragma unroll
-  for (int c = 0; c < kRotatePairs; ++c) {
+  for (int c = 0; c < kPairs; ++c) {
     const int i = lane + 32 * c;
-    if (i >= pairs) continue;
-    half2 result = x.normalized(own[c], own_weight[c]);
+    half2 result = own[c];
     if (i < turned) {
-      const half2 with_cosine = __hmul2_rn(result, cosine[c]);
-      half2 pair = x.normalized(other[c], other_weight[c]);
-      if (!args.halves) pair = __lowhigh2highlow(pair);
-      const half2 with_sine = __hmul2_rn(pair, sine[c]);
+      const half2 pair = kHalves ? other[c] : __lowhigh2highlow(own[c]);
+      const half2 with_cosine = __hmul2_rn(own[c], cosine[c]), with_sine = __hmul2_rn(pair, sine[c]);
       const half2 less = __hsub2_rn(with_cosine, with_sine), more = __hadd2_rn(with_cosine, with_sine);
-      result = args.halves ? (i < apart ? less : more) : __halves2half2(__low2half(less), __high2half(more));
+      result = kHalves ? (i < apart ? less : more) : __halves2half2(__low2half(less), __high2half(more));
     }
-    to[i] = result;
+    if (i < pairs) to[i] = result;
   }
 }
 

@@ -1,5 +1,6 @@
 // Stands in for four of vLLM's compiled operators, with their names and signatures, on a machine whose torch they do not load into
-// (_C.py says why): RMS norms, SwiGLU, rotary embeddings, in float16, sums in float32. On torch's stable ABI.
+// (_C.py says why): RMS norms, SwiGLU, rotary embeddings, in float16, sums in float32, rounded where vLLM's are. On torch's stable
+// ABI.
 #include <cuda_fp16.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/tensor.h>
@@ -60,14 +61,14 @@ __global__ void norm_kernel(__half* out, const __half* x, __half* residual, cons
     if (i >= width) continue;
     const Chunk factors = *reinterpret_cast<const Chunk*>(weight + i);
     for (int p = 0; p < kChunk / 2; ++p) {
-      const float2 value = __half22float2(held[c].pairs[p]), factor = __half22float2(factors.pairs[p]);
-      held[c].pairs[p] = __floats2half2_rn(value.x * scale * factor.x, value.y * scale * factor.y);
+      const float2 value = __half22float2(held[c].pairs[p]);
+      held[c].pairs[p] = __hmul2(__floats2half2_rn(value.x * scale, value.y * scale), factors.pairs[p]);
     }
     *reinterpret_cast<Chunk*>(out + row * width + i) = held[c];
   }
 }
 
-__device__ float silu(float x) { return x / (1 + __expf(-x)); }
+__device__ float silu(float x) { return x / (1 + expf(-x)); }
 
 __global__ void silu_kernel(__half* out, const __half* x, int width) {
   const int64_t row = blockIdx.x;
@@ -76,8 +77,8 @@ __global__ void silu_kernel(__half* out, const __half* x, int width) {
   Chunk gates = *reinterpret_cast<const Chunk*>(x + 2 * row * width + i);
   const Chunk ups = *reinterpret_cast<const Chunk*>(x + (2 * row + 1) * width + i);
   for (int p = 0; p < kChunk / 2; ++p) {
-    const float2 gate = __half22float2(gates.pairs[p]), up = __half22float2(ups.pairs[p]);
-    gates.pairs[p] = __floats2half2_rn(silu(gate.x) * up.x, silu(gate.y) * up.y);
+    const float2 gate = __half22float2(gates.pairs[p]);
+    gates.pairs[p] = __hmul2(__floats2half2_rn(silu(gate.x), silu(gate.y)), ups.pairs[p]);
   }
   *reinterpret_cast<Chunk*>(out + row * width + i) = gates;
 }
@@ -89,11 +90,11 @@ __global__ void rotary_kernel(const int64_t* positions, __half* x, const __half*
   __half* head = x + blockIdx.x * x_token + blockIdx.y * x_head;
   const int half = rotated / 2;
   for (int i = threadIdx.x; i < half; i += blockDim.x) {
-    const float c = __half2float(row[i]), s = __half2float(row[half + i]);
+    const __half c = row[i], s = row[half + i];
     __half &first = head[neox ? i : 2 * i], &second = head[neox ? half + i : 2 * i + 1];
-    const float a = __half2float(first), b = __half2float(second);
-    first = __float2half(a * c - b * s);
-    second = __float2half(b * c + a * s);
+    const __half a = first, b = second;
+    first = __hsub_rn(__hmul_rn(a, c), __hmul_rn(b, s));
+    second = __hadd_rn(__hmul_rn(b, c), __hmul_rn(a, s));
   }
 }
 
