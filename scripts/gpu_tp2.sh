@@ -48,16 +48,17 @@ reduce() {
 }
 
 # mma.m8n8k4, with which a V100 multiplies 2 to 1024 tokens, is emulated after Volta: rates above one stream are no V100's.
-# All-reduces by our kernel and by NCCL, in one engine each for shared and for peer memory; then eager steps.
-speed_shared() { NCCL_P2P_DISABLE=1 speed_of speed-shared --only-graphs; }
-speed_peer() { speed_of speed-peer --only-graphs; }
-speed_eager() { NCCL_P2P_DISABLE=1 speed_of speed-eager --eager; }
+# As it is served, with the model's modules, and with NCCL's all-reduces, in one engine each for shared and for peer memory; then eager
+# steps, recorded and not.
+speed_shared() { NCCL_P2P_DISABLE=1 speed_of speed-shared --only-graphs --ways ${SPEED_WAYS:-kernels unfused nccl}; }
+speed_peer() { speed_of speed-peer --only-graphs --ways ${SPEED_WAYS:-kernels unfused nccl}; }
+speed_eager() { NCCL_P2P_DISABLE=1 speed_of speed-eager --eager --ways kernels; }
 speed() { speed_shared && speed_peer && speed_eager; }
 # speed_of NAME FLAG…
 speed_of() {
-  [[ -f $BIG/config.json ]] || step 120 big python3 scripts/gpu_e2e/synthetic.py qwen3-32b "$BIG" --device cuda || return 1
-  local name=$1; shift
-  step "${SPEED_LIMIT:-200}" "$name" python3 scripts/gpu_e2e/measure.py "$BIG" "$OUT/$name.json" --ranks 2 --ways kernels nccl --tokens 32 "$@"
+  local name=$1 make=(--make qwen3-32b); shift
+  [[ -f $BIG/config.json ]] && make=()
+  step "${SPEED_LIMIT:-200}" "$name" python3 scripts/gpu_e2e/measure.py "$BIG" "$OUT/$name.json" "${make[@]}" --ranks 2 --tokens 32 "$@"
   grep "'way'" "$OUT/$name.log"
 }
 
