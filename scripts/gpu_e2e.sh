@@ -4,7 +4,7 @@
 # (VOLTSERVE_FORCE_VOLTA); its speed is its own, and mma.m8n8k4, with which a V100 multiplies 2 to 1024 tokens, is emulated
 # after Volta. Results go to $OUT/results.tar.xz (default: build/gpu_e2e/out/), renewed after each step; each step has a time limit.
 # Usage: gpu_e2e.sh STEP…     small | moe | moe_sure | answers | speed | eager_speed | hybrid | hybrid_eager |
-#   long_context | clean
+#   fused_speed | small_answers | long_context | clean
 # Large models stay in the machine's memory, where another step may want them; `clean` removes them.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -104,6 +104,26 @@ speed() {
   big_model && step "${SPEED_LIMIT:-280}" big-speed python3 scripts/gpu_e2e/measure.py "$BIG" "$OUT/big.json" \
     --tokens 32 --library "$WORK/site/libvoltserve_cuda.so"
   grep "'way'" "$OUT/big-speed.log"
+}
+
+# The same in graphs of fused steps, and in graphs of the model's modules.
+fused_speed() {
+  big_model && step "${SPEED_LIMIT:-170}" fused-speed python3 scripts/gpu_e2e/measure.py "$BIG" "$OUT/fused.json" \
+    --only-graphs --ways kernels unfused --library "$WORK/site/libvoltserve_cuda.so"
+  grep "'way'\|agreement" "$OUT/fused-speed.log"
+}
+
+# A small random model's answers: in graphs, in eager steps, fused, and in those of its modules, with which both are compared.
+small_answers() {
+  small_model && cp $PACK/tokenizer/* "$WORK/small/" || return 1
+  TORCH_COMPILE_DISABLE=1 ask small-modules "$WORK/small" --enforce-eager &
+  ask small-eager "$WORK/small" --enforce-eager &
+  ask small-graphs "$WORK/small" &
+  ask small-faulty "$WORK/small" --enforce-eager --worker-extension-cls faulty.FaultyGraphs &
+  wait
+  for way in eager graphs; do
+    agree "$OUT/small-modules.json" small-$way "a random model of SmolLM2's shapes: answers of its modules, and of fused steps, $way"
+  done
 }
 
 # Its eager steps.

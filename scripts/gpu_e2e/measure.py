@@ -302,7 +302,7 @@ async def add_profiles(engine: Any, arguments: argparse.Namespace, result: dict[
         await engine.collective_rpc("voltserve_replay", args=(True,))
         result["idle"] = [await profiles.idle(engine, decode, streams) for streams in arguments.streams]
         print(result["idle"], flush=True)
-    for graphs in () if arguments.only_graphs else (False,) if arguments.eager else (True, False):
+    for graphs in (True,) if arguments.only_graphs else (False,) if arguments.eager else (True, False):
         await engine.collective_rpc("voltserve_replay", args=(graphs or arguments.eager,))
         await profiles.write(engine, decode, arguments.output, "graphs" if graphs else "eager")
 
@@ -366,7 +366,7 @@ def main() -> None:
     parser.add_argument("--memory", type=float, default=0.3)
     parser.add_argument("--cache-bytes", type=int, help="the cache's; else it follows from --memory")
     parser.add_argument("--eager", action="store_true")
-    parser.add_argument("--only-graphs", action="store_true", help="neither eager steps beside graphs nor profiles")
+    parser.add_argument("--only-graphs", action="store_true", help="no eager steps beside graphs")
     parser.add_argument("--attention", help="vLLM's name of the attention backend; else the platform's choice")
     parser.add_argument("--nccl", action="store_true", help="for every all-reduce")
     parser.add_argument("--library", type=Path)
