@@ -7,7 +7,7 @@ ahead. Which all-reduce it is, ours in the same kernel or NCCL's before it, is d
 
 from typing import TYPE_CHECKING, Any
 
-from engine.fusion import Fused, behind_views, drop, example, name_of, op_of, product_of
+from engine.fusion import VIEWS, Fused, drop, example, name_of, op_of, product_of
 
 if TYPE_CHECKING:
     import torch
@@ -73,11 +73,12 @@ def _fuse_add(graph: "fx.Graph", node: Any) -> str:
     x, residual, weight, eps = node.args
     if reason := _unfit(x, weight, residual):
         return reason
-    earlier = [user for user in x.users if user is not node and user < node]
-    if earlier or (behind_views(x) is not x and _read_elsewhere(x)):
+    seen_through = _seen_through(x)
+    if any(user is not node and user < node for user in x.users) or any(len(one.users) > 1 for one in seen_through[1:]):
         return "expected nothing else to read the sum before the norm does"
-    summed = x.target is all_reduce
-    source, *group = (*x.args, *x.kwargs.values()) if summed else (x,)
+    total = seen_through[-1]
+    summed = total.target is all_reduce and _shape(total) == _shape(x)
+    source, *group = (*total.args, *total.kwargs.values()) if summed else (x,)
     function: Any = all_reduce_add_rms_norm if summed else add_rms_norm
     with graph.inserting_before(node):
         made = graph.call_function(function, (source, residual, weight, eps, *group))
@@ -86,7 +87,7 @@ def _fuse_add(graph: "fx.Graph", node: Any) -> str:
     made.args = (*made.args, *product_of(made))
     drop(graph, node)
     if summed:
-        graph.erase_node(x)
+        graph.erase_node(total)
     return ""
 
 
@@ -105,12 +106,17 @@ def _fuse_plain(graph: "fx.Graph", node: Any) -> str:
     return ""
 
 
-def _read_elsewhere(x: Any) -> bool:
-    """Whether what x is a view of has other readers than the view."""
-    source = x.args[0] if x.args else None
-    return source is not None and (
-        len(source.users) > 1 or (behind_views(source) is not source and _read_elsewhere(source))
-    )
+def _seen_through(x: Any) -> list[Any]:
+    """x, and what it is a view or a slice of, the last of which is neither."""
+    chain = [x]
+    while name_of(chain[-1]) in (*VIEWS, "getitem") and example(source := chain[-1].args[0]) is not None:
+        chain.append(source)
+    return chain
+
+
+def _shape(node: Any) -> str:
+    like = example(node)
+    return "" if like is None else str(list(like.shape))
 
 
 def _unfit(*nodes: "fx.Node") -> str:
@@ -120,6 +126,8 @@ def _unfit(*nodes: "fx.Node") -> str:
     known = [like for node in nodes if (like := example(node)) is not None]
     if len(known) < len(nodes) or any(like.dtype is not torch.float16 for like in known):
         return f"expected float16, got {', '.join(str(like.dtype) for like in known) or 'nothing known'}"
+    if not all(like.is_contiguous() for like in known):
+        return "expected rows without gaps"
     x, weight, *others = known
     hidden = weight.shape[-1]
     if not isinstance(hidden, int) or hidden % MULTIPLE or hidden > LARGEST:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from types import SimpleNamespace
 from typing import Any
 
@@ -86,6 +87,32 @@ def test_an_all_reduce_before_them_goes_along(named: bool) -> None:
     assert step.targets() == [fused_norm.all_reduce_add_rms_norm, OPS.voltserve.nvfp4_linear]
     made, product = (node for node in step.graph.nodes if node.op == "call_function")
     assert made.args == (step.x, step.residual, step.weight, 1e-6, "tp:0", *product.args[1:5])
+
+
+def test_an_all_reduce_is_found_behind_a_slice_that_is_all_of_it() -> None:
+    """As experts end."""
+    step = Recorded()
+    total = step.call(parallel_state.all_reduce, step.x, "tp:0")
+    step.added(step.call(operator.getitem, total, (..., slice(None, HIDDEN))))
+    assert step.fused() == fusion.Fused(1)
+    assert step.targets() == [fused_norm.all_reduce_add_rms_norm, OPS.voltserve.nvfp4_linear]
+
+
+def test_of_a_part_of_a_sum_only_the_norm_is_fused() -> None:
+    step = Recorded()
+    total = step.call(parallel_state.all_reduce, step.x, "tp:0")
+    total.meta["example_value"] = torch.empty(3, 2 * HIDDEN, dtype=torch.float16)
+    step.added(step.call(operator.getitem, total, (slice(None), slice(None, HIDDEN))))
+    assert step.fused() == fusion.Fused(1)
+    functions = [parallel_state.all_reduce, operator.getitem, fused_norm.add_rms_norm, OPS.voltserve.nvfp4_linear]
+    assert step.targets() == functions
+
+
+def test_rows_with_gaps_between_them_stay() -> None:
+    step = Recorded()
+    step.x.meta["example_value"] = torch.empty(3, 2 * HIDDEN, dtype=torch.float16)[:, :HIDDEN]
+    step.added(step.x)
+    assert step.fused() == fusion.Fused(0, ("expected rows without gaps",))
 
 
 def test_the_first_layers_norm_is_one_operation_of_ours() -> None:
