@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Computes whether Qwen3.8-27B-QUASAR-NVFP4 fits two V100 16 GB, and what it decodes there.
 
-    python scripts/v100_hybrid_table.py --cuda-home DIR --output docs/results/v100-27b-computed-DATE.json
+    python scripts/v100_hybrid_table.py --cuda-home DIR --graphs docs/results/e2e-h200-32b-fused-DATE.json
+        --output docs/results/v100-27b-computed-DATE.json
 
 Nothing here was run on a V100. Memory is `voltserve plan`'s, text only. A step is computed as scripts/v100_table.py
 does it, of which links and costs are taken; what a Gated DeltaNet layer adds is
@@ -29,7 +30,7 @@ from kernels.tools.native import LIBRARY
 from kernels.tools.native_attention import AttentionLibrary
 from kernels.tools.sass_model import GPUS, Gpu, Model
 from scripts.all_reduce_model import NCCL, OURS, Nccl, Ours
-from scripts.v100_table import Costs, attention_seconds
+from scripts.v100_table import Costs, attention_seconds, graph_host_ms
 from server.plan.cache import GPU_BLOCK
 from server.plan.memory import GIB, Device, Run, gib, make_plan
 from server.plan.model import text_only
@@ -87,6 +88,7 @@ def step(
     fit: tuple[float, float],
     sequences: int,
     context: int,
+    host_ms: float,
 ) -> Any:
     """Milliseconds of each part of a step in graphs."""
     read = model.gpu.read_bytes_s
@@ -104,7 +106,7 @@ def step(
         "all_reduce": 2 * (LINEAR_LAYERS + FULL_LAYERS) * ours.seconds(2 * sequences * HIDDEN),
         "lm_head": 2 * VOCABULARY * HIDDEN / RANKS / (costs.lm_head_share * read),
         "gather_logits": nccl.seconds(2 * sequences * VOCABULARY // RANKS),
-        "host": costs.graph_host_seconds,
+        "host": 1e-3 * host_ms,
     }
     return {name: round(1e3 * seconds, 3) for name, seconds in parts.items()}
 
@@ -151,10 +153,12 @@ def main() -> None:
     parser.add_argument("--cuda-home", type=Path, required=True)
     parser.add_argument("--library", type=Path, default=LIBRARY)
     parser.add_argument("--measured", type=Path, default=Path("docs/results/gdn-h200-2026-11-30.json"))
+    parser.add_argument("--graphs", type=Path, required=True)
     parser.add_argument("--output", type=Path, required=True)
     arguments = parser.parse_args()
     costs = HybridCosts()
     measured = json.loads(arguments.measured.read_text())
+    in_graphs = json.loads(arguments.graphs.read_text())
     fit = fitted(measured, costs)
     fits = [memory(length, sequences) for length, sequences in ((8192, 8), (32768, 1), (32768, 4))]
     rows, prompts = [], {}
@@ -163,7 +167,8 @@ def main() -> None:
         attention = attention_model.Model(AttentionLibrary(arguments.library), model.functions, model.gpu)
         prompts[name] = prompt_share(model.gpu, measured, costs)
         for sequences, context in [(1, context) for context in CONTEXTS] + [(many, 512) for many in STREAMS[1:]]:
-            parts = step(model, attention, OURS[name], nccl, costs, fit, sequences, context)
+            host_ms = graph_host_ms(in_graphs, sequences)
+            parts = step(model, attention, OURS[name], nccl, costs, fit, sequences, context, host_ms)
             total = sum(parts.values())
             row = {"gpu": name, "streams": sequences, "context": context, "graphs_ms": round(total, 2)}
             rows.append(row | {"graphs_tokens_s": round(1e3 * sequences / total, 1), "parts_ms": parts})
@@ -178,6 +183,7 @@ def main() -> None:
         "stated": asdict(costs),
         "all_reduce": {name: {"ours": asdict(OURS[name]), "nccl": asdict(nccl)} for name, nccl in NCCL.items()},
         "delta_rule_fitted_to_h200": {"fixed_us": round(fit[0] * 1e6, 2), "of_copy": round(fit[1], 3)},
+        "graph_host_source": str(arguments.graphs),
         "anchors_tokens_s": ANCHORS,
         "memory": fits,
         "decoding": rows,

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Computes what a 32B NVFP4 model decodes on two V100s, from the kernels' machine code and stated costs of the rest.
 
-    python scripts/v100_table.py --cuda-home DIR --measured docs/results/e2e-h200-32b-eager-DATE.json --output F.json
+    python scripts/v100_table.py --cuda-home DIR --measured docs/results/e2e-h200-32b-eager-DATE.json
+        --graphs docs/results/e2e-h200-32b-fused-DATE.json --output F.json
 
 Nothing here was run on a V100. A step of M sequences at tensor parallelism 2 is
 
@@ -10,12 +11,14 @@ Nothing here was run on a V100. A step of M sequences at tensor parallelism 2 is
 products        kernels/tools/sass_model.py, from the sm_70 machine code
 attention       kernels/tools/attention_model.py, from the sm_70 machine code, over what it foretold of the time that an
                 H200 took
-small kernels   norms, rotary embedding, activation, cache write: each as long as the shortest kernel in a graph
-all-reduce      scripts/all_reduce_model.py: ours, over PCIe through host memory, over NVLink through peer memory
+small kernels   norms of heads with rotation and cache, and the gate: each as long as the shortest kernel in a graph.
+                What they read ahead of the next product counts for nothing: on an H200 it made steps no shorter
+all-reduce      scripts/all_reduce_model.py: ours with addition and norm, over PCIe through host memory, over NVLink
+                through peer memory
 lm_head         float16, bound by reading
-host            in graphs what a step costs beside the GPU; eager the measured time of a recorded step on the machine of
-                --measured (at 16 and 32 streams the H200 itself is part of it), and twice that, since the processors
-                beside V100s are older
+host            twice what was measured beside an H200, since the processors beside V100s are older: in graphs the time
+                in which the GPU waits for the host (--graphs), eager a recorded step (--measured; at 16 and 32 streams
+                the H200 itself is part of it)
 
 In eager mode host and GPU overlap, so the longer of a step's launches and a step in graphs counts.
 """
@@ -44,18 +47,17 @@ HEADS = (64 // RANKS, 8 // RANKS, 128)  # query and key heads of one rank, head 
 CONTEXT = 512  # tokens a sequence has in its cache
 REFERENCE = {1: 18, 8: 95, 16: 130, 32: 140}  # the reference document's 2 x V100 16 GB PCIe, eager
 GOAL = {1: 60, 8: 400, 16: 700, 32: 1000}  # in graphs
-OLDER_HOST = 2  # how much longer a step's launches take on a processor of the V100's time, stated
+OLDER_HOST = 2  # how much longer the host's work takes on a processor of the V100's time, stated
 
 
 @dataclass(frozen=True)
 class Costs:
     """What is stated, in seconds and bytes a second."""
 
-    small_kernels: int = 7
+    small_kernels: int = 2
     kernel_seconds: float = 3e-6
     attention_foretold: float = 0.85  # median of attention_model.py's over measured, on an H200
     lm_head_share: float = 0.96  # public measurement of a float16 matrix-vector product on a V100
-    graph_host_seconds: float = 1.5e-3  # scheduling, inputs, sampling, output
 
 
 def attention_seconds(
@@ -68,9 +70,15 @@ def attention_seconds(
 
 
 def step(
-    model: Model, attention: attention_model.Model, ours: Ours, nccl: Nccl, costs: Costs, sequences: int
+    model: Model,
+    attention: attention_model.Model,
+    ours: Ours,
+    nccl: Nccl,
+    costs: Costs,
+    sequences: int,
+    host_ms: float,
 ) -> dict[str, float]:
-    """Milliseconds of each part of a step in graphs."""
+    """Milliseconds of each part of a step in graphs; `host_ms`: of those, the host's."""
     read = model.gpu.read_bytes_s
     products = sum(model.row(sequences, n, k)["us"] for n, k in PRODUCTS) * 1e-6
     reduced = 2 * sequences * HIDDEN
@@ -78,10 +86,10 @@ def step(
         "products": LAYERS * products,
         "attention": LAYERS * attention_seconds(attention, costs, HEADS, sequences, CONTEXT),
         "small_kernels": LAYERS * costs.small_kernels * costs.kernel_seconds,
-        "all_reduce": LAYERS * 2 * ours.seconds(reduced),
+        "all_reduce": LAYERS * 2 * ours.seconds_with_norm(reduced),
         "lm_head": 2 * VOCABULARY * HIDDEN / RANKS / (costs.lm_head_share * read),
         "gather_logits": nccl.seconds(2 * sequences * VOCABULARY // RANKS),
-        "host": costs.graph_host_seconds,
+        "host": 1e-3 * host_ms,
     }
     return {name: round(1e3 * seconds, 3) for name, seconds in parts.items()}
 
@@ -97,6 +105,14 @@ def host_step_ms(measured: dict[str, Any], streams: int) -> float:
     if not steps:
         raise ValueError(f"--measured: expected a row of recorded eager steps with {streams} streams, got none")
     return round(median(steps), 2)
+
+
+def graph_host_ms(measured: dict[str, Any], streams: int) -> float:
+    """How long the GPU waits for an older host in a step in graphs. Raises ValueError."""
+    for row in measured["idle"]:
+        if row["streams"] == streams:
+            return round(OLDER_HOST * float(row["host_ms"]), 3)
+    raise ValueError(f"--graphs: expected idle times of {streams} streams, got none")
 
 
 def plot(rows: list[dict[str, Any]], path: Path) -> None:
@@ -136,19 +152,23 @@ def main() -> None:
     parser.add_argument("--cuda-home", type=Path, required=True)
     parser.add_argument("--library", type=Path, default=LIBRARY)
     parser.add_argument("--measured", type=Path, required=True)
+    parser.add_argument("--graphs", type=Path, required=True)
     parser.add_argument("--output", type=Path, required=True)
     arguments = parser.parse_args()
     costs = Costs()
     measured = json.loads(arguments.measured.read_text())
+    in_graphs = json.loads(arguments.graphs.read_text())
     host_ms = {streams: host_step_ms(measured, streams) for streams in REFERENCE}
     rows = []
     for name, nccl in NCCL.items():
         model = Model(arguments.library, GPUS[name], arguments.cuda_home)
         attention = attention_model.Model(AttentionLibrary(arguments.library), model.functions, model.gpu)
         for sequences, reference in REFERENCE.items():
-            parts = step(model, attention, OURS[name], nccl, costs, sequences)
+            parts = step(model, attention, OURS[name], nccl, costs, sequences, graph_host_ms(in_graphs, sequences))
             graphs_ms = sum(parts.values())
-            with_nccl_ms = graphs_ms - parts["all_reduce"] + 2e3 * LAYERS * nccl.seconds(2 * sequences * HIDDEN)
+            # With NCCL's all-reduce, addition and norm are a kernel of their own.
+            apart = nccl.seconds(2 * sequences * HIDDEN) + costs.kernel_seconds
+            with_nccl_ms = graphs_ms - parts["all_reduce"] + 2e3 * LAYERS * apart
             eager_ms = max(graphs_ms, host_ms[sequences])
             older_ms = max(graphs_ms, OLDER_HOST * host_ms[sequences])
             row = {
@@ -175,6 +195,7 @@ def main() -> None:
         "eager_host_ms": host_ms,
         "older_host": OLDER_HOST,
         "eager_host_source": str(arguments.measured),
+        "graph_host_source": str(arguments.graphs),
         "rows": rows,
     }
     arguments.output.write_text(json.dumps(result, indent=1) + "\n")
