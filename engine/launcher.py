@@ -85,7 +85,9 @@ async def _serve(args: Namespace) -> None:
         shutdown = await build_and_serve(engine, address, sock, args)
         watch.cancel()
         pulse.cancel()
-        died = describe_exits((child.name, child.exitcode) for child in children) if engine.errored else ""
+        exits = [(child.name, child.exitcode) for child in children]
+        # Told to stop at the same time as this process, they end with 0, and perhaps before it.
+        died = describe_exits(exits) if engine.errored and any(code != 0 for _, code in exits) else ""
     try:
         await shutdown
     finally:

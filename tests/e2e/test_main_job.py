@@ -181,6 +181,7 @@ def test_sigterm_lets_a_stream_finish_and_leaves_no_process(client: OpenAI, serv
     rest = list(chunks)
     assert rest[-1].choices[0].finish_reason == "length"
     assert service.process.wait(60) == 0
+    assert "the engine died" not in service.log.read_text()
     _, alive = psutil.wait_procs(processes, timeout=10)
     assert not alive
 
