@@ -159,7 +159,7 @@ void rotate_and_cache(Tensor q, Tensor key, Tensor value, Tensor positions, Tens
     expect("q_weight", *q_weight, call.place, ScalarType::Half, {head_dim});
     expect("k_weight", *k_weight, call.place, ScalarType::Half, {head_dim});
   }
-  const Ahead ahead = next_weight(call, tokens, next_codes, next_scales, next_row_factor, next_group);
+  const Ahead ahead = next_weight(call, 1, tokens, next_codes, next_scales, next_row_factor, next_group);
   if (tokens == 0) return;
 
   RotateArgs args{};

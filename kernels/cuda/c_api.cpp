@@ -53,7 +53,7 @@ void voltserve_read_ahead(const voltserve::Problem *next, const void *codes, con
   *ahead = voltserve::read_ahead(*next, codes, scales, bytes);
 }
 
-size_t voltserve_ahead_bytes(int arch) { return voltserve::ahead_bytes(arch); }
+size_t voltserve_ahead_bytes(int arch, int ranks) { return voltserve::ahead_bytes(arch, ranks); }
 
 int voltserve_stage_ahead(const voltserve::Ahead *ahead, int block, int before) {
   return voltserve::stage_ahead(*ahead, block, before);

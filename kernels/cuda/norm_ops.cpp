@@ -53,7 +53,7 @@ Tensor all_reduce_rms_norm(Tensor x, std::optional<Tensor> residual, Tensor weig
   args.rows = static_cast<int>(rows);
   args.hidden = static_cast<int>(hidden);
   args.eps = static_cast<float>(eps);
-  args.ahead = next_weight(call, rows, next_codes, next_scales, next_row_factor, next_group);
+  args.ahead = next_weight(call, args.reduce.ranks, rows, next_codes, next_scales, next_row_factor, next_group);
   check(launch_norm(args, plan, call.stream), "all_reduce_rms_norm");
   return y;
 }

@@ -52,16 +52,17 @@ inline Problem problem(const Call& call, int64_t m, const Matrix& w, int64_t exp
           call.gpu.arch,       call.gpu.processors, static_cast<int>(experts)};
 }
 
-// What to read ahead of the next product, of `m` tokens: the four trailing arguments of ops that do so, `Tensor? next_codes, Tensor?
-// next_scales, Tensor? next_row_factor, int next_group`, as nvfp4_linear takes them. Nothing without `codes`.
-inline Ahead next_weight(const Call& call, int64_t m, const std::optional<Tensor>& codes, const std::optional<Tensor>& scales,
+// What to read ahead of the next product, of `m` tokens, in a kernel in which `ranks` meet: the four trailing arguments of ops that do
+// so, `Tensor? next_codes, Tensor? next_scales, Tensor? next_row_factor, int next_group`, as nvfp4_linear takes them. Nothing
+// without `codes`.
+inline Ahead next_weight(const Call& call, int ranks, int64_t m, const std::optional<Tensor>& codes, const std::optional<Tensor>& scales,
                          const std::optional<Tensor>& row_factor, int64_t group) {
   if (!codes) return {};
   STD_TORCH_CHECK(scales && row_factor, "next_scales, next_row_factor: expected tensors beside next_codes, got none");
   if (m < 1 || m > kAheadTokens) return {};
   const Matrix w = matrix(call, *codes, *scales, *row_factor, group, {}, {"next_codes", "next_scales", "next_row_factor", "next_group"});
   if (w.n == 0 || w.k == 0) return {};
-  return read_ahead(problem(call, m, w, 0), w.codes, w.scales, ahead_bytes(call.gpu.arch));
+  return read_ahead(problem(call, m, w, 0), w.codes, w.scales, ahead_bytes(call.gpu.arch, ranks));
 }
 
 }  // namespace voltserve

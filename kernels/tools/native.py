@@ -190,9 +190,9 @@ class Library:
         )
         return ahead
 
-    def ahead_bytes(self, arch: int) -> int:
-        """The bytes that are worth reading ahead on a GPU of this compute capability."""
-        size: int = self._c.voltserve_ahead_bytes(arch)
+    def ahead_bytes(self, arch: int, ranks: int) -> int:
+        """The bytes that are worth reading ahead in a kernel in which ranks meet; `arch`: compute capability, 70."""
+        size: int = self._c.voltserve_ahead_bytes(arch, ranks)
         return size
 
     def stage_ahead(self, ahead: Ahead, block: int, before: int) -> int:

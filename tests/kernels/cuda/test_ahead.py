@@ -48,19 +48,24 @@ def test_blocks_that_find_no_place_at_the_start_are_left_out(library: Library) -
     assert plan.blocks == plan.tiles > ahead.blocks == 80 * 5
 
 
-@pytest.mark.parametrize("m", [17, 64, 4096])
+@pytest.mark.parametrize("m", [33, 64, 4096])
 def test_nothing_is_read_ahead_of_products_of_many_tokens(library: Library, m: int) -> None:
     assert library.read_ahead(4 << 20, m, 5120, 5120).depth == 0
 
 
 @pytest.mark.parametrize(("arch", "processors", "l2"), [(70, 80, 6 << 20), (90, 132, 50 << 20)])
-@pytest.mark.parametrize("m", [1, 4, 8, 16])
-def test_the_librarys_choice_leaves_room_in_the_l2(
+@pytest.mark.parametrize("m", [1, 4, 8, 16, 32])
+def test_while_ranks_meet_as_much_is_read_ahead_as_the_l2_has_room_for(
     library: Library, arch: int, processors: int, l2: int, m: int
 ) -> None:
     for n, k in TP2:
-        ahead = library.read_ahead(library.ahead_bytes(arch), m, n, k, arch=arch, processors=processors)
+        ahead = library.read_ahead(library.ahead_bytes(arch, 2), m, n, k, arch=arch, processors=processors)
         assert 0 < ahead.blocks * ahead.depth * STAGE_BYTES[16] <= 0.8 * l2
+
+
+@pytest.mark.parametrize("arch", [70, 90])
+def test_a_kernel_that_waits_for_nobody_reads_nothing_ahead(library: Library, arch: int) -> None:
+    assert library.ahead_bytes(arch, 1) == library.ahead_bytes(arch, 0) == 0
 
 
 def test_a_stage_is_requested_at_once_and_no_load_is_dropped(sass: dict[str, list[Instruction]]) -> None:
