@@ -64,7 +64,7 @@ def follow_launcher() -> None:
     launcher = int(os.environ.get(LAUNCHER_VARIABLE, "0"))
     if launcher in (0, os.getpid()):
         return
-    parent = multiprocessing.parent_process()
+    parent = multiprocessing.parent_process()  # vLLM spawns or forks: no fork server stands between
     die_with_parent(None if parent is None else parent.pid)
     try:
         os.kill(launcher, 0)
