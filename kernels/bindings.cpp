@@ -220,8 +220,7 @@ void add_rms_norm(Tensor x, Tensor residual, Tensor weight, double eps) {
   });
 }
 
-// Nothing is read ahead: `next_*` are for GPUs.
-Tensor silu_and_mul(Tensor x, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, int64_t) {
+Tensor silu_and_mul(Tensor x) {
   std::vector<int64_t> shape = shape_of(x);
   expect("x", x, kCpu, ScalarType::Float, shape);
   STD_TORCH_CHECK(!shape.empty() && shape.back() % 2 == 0, "x: expected [..., 2 n], got ", describe(x));
@@ -286,9 +285,7 @@ STABLE_TORCH_LIBRARY(voltserve, m) {
   m.def("linear16(Tensor x, Tensor weight) -> Tensor");
   m.def("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor");
   m.def("add_rms_norm(Tensor(a!) x, Tensor(b!) residual, Tensor weight, float eps) -> ()");
-  m.def(
-      "silu_and_mul(Tensor x, Tensor? next_codes=None, Tensor? next_scales=None, Tensor? next_row_factor=None, int next_group=0) -> "
-      "Tensor");
+  m.def("silu_and_mul(Tensor x) -> Tensor");
   m.def("set_cpu_threads(int threads) -> ()");
   m.def("_cpu_instruction_sets() -> str");
   m.def("_cuda_route(int m, int n, int k, int group_size, int arch, int processors) -> str");

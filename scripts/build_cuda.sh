@@ -6,7 +6,8 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 CUDA_HOME=$(scripts/fetch_nvcc.sh)
-out=build/cuda code=(-gencode "arch=compute_70,code=[sm_70,compute_70]" -gencode arch=compute_80,code=compute_80)
+out=build/cuda code=(-gencode "arch=compute_70,code=[sm_70,compute_70]")
+for newer in 80 90; do code+=(-gencode "arch=compute_$newer,code=compute_$newer"); done
 if (($# == 2)); then out=build/cuda-$1-$2 code=(-gencode "arch=compute_$1,code=sm_$2"); fi
 sources=()
 for source in kernels/cuda/*.cu kernels/cuda/*.cpp kernels/tools/*.cu; do

@@ -2,16 +2,12 @@
 #pragma once
 
 #include "ahead.h"
+#include "dependent.cuh"
 
 namespace voltserve {
 
-// Keeps the loads of `value`, which nobody needs: an instruction that runs for one value of it, and then does nothing.
-__device__ inline void need(uint32_t value) {
-  asm volatile("{ .reg .pred p; setp.eq.u32 p, %0, 0x9E3779B9; @p nanosleep.u32 0; }" ::"r"(value));
-}
-
 // All threads of block `part` of the `parts` that read: a warp a stage of a block of the product, a lane a word of each sector of 32
-// bytes, which then is in the L2.
+// bytes, which then is in the L2. Waits for no earlier kernel.
 __device__ inline void read_ahead(const Ahead &ahead, unsigned part, unsigned parts) {
   constexpr int kSector = 32, kTileBytes = kTileRows * kTileColumns / 2;
   const int warps = blockDim.x / 32, lane = threadIdx.x % 32;

@@ -73,8 +73,8 @@ int voltserve_linear(const voltserve::LinearArgs *args, int group, const voltser
   return voltserve::launch_linear(*args, group, *plan, stream);
 }
 
-int voltserve_silu_and_mul(const voltserve::SiluArgs *args, const voltserve::Ahead *ahead, cudaStream_t stream) {
-  return voltserve::launch_silu_and_mul(*args, *ahead, stream);
+int voltserve_silu_and_mul(const voltserve::SiluArgs *args, cudaStream_t stream) {
+  return voltserve::launch_silu_and_mul(*args, stream);
 }
 
 int voltserve_repack(const uint8_t *codes, const uint8_t *scales, uint4 *packed, uint8_t *packed_scales, int *first_nan,

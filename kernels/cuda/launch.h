@@ -7,7 +7,6 @@
 #include <cstdint>
 
 #include "../include/gdn.h"
-#include "ahead.h"
 #include "linear.h"
 #include "plan.h"
 #include "silu_and_mul.h"
@@ -25,8 +24,8 @@ cudaError_t launch_repack(const uint8_t *codes, const uint8_t *scales, uint4 *pa
 cudaError_t launch_dequantize(const uint4 *packed, const uint8_t *packed_scales, const float *row_factor, __half *out,
                               int first_row, int rows, int k, int group, cudaStream_t stream);
 
-// y = silu(gate) * up (silu_and_mul.cuh), and what `ahead` says read ahead.
-cudaError_t launch_silu_and_mul(const SiluArgs &args, const Ahead &ahead, cudaStream_t stream);
+// y = silu(gate) * up (silu_and_mul.cuh).
+cudaError_t launch_silu_and_mul(const SiluArgs &args, cudaStream_t stream);
 
 // The convolution and the delta rule of a Gated DeltaNet layer (include/gdn.h); `tokens`: rows of x. D other than 32, 64 or 128 is
 // cudaErrorInvalidValue.

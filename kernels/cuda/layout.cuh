@@ -132,6 +132,10 @@ struct LaneTile {
     scales = GROUP == 16 ? __ldg(reinterpret_cast<const uint32_t *>(source.scales))
                          : __ldg(reinterpret_cast<const uint16_t *>(source.scales));
   }
+  // All of it folded into a word, to wait for.
+  __device__ uint32_t all_bits() const {
+    return scales ^ codes[0].x ^ codes[0].y ^ codes[0].z ^ codes[0].w ^ codes[1].x ^ codes[1].y ^ codes[1].z ^ codes[1].w;
+  }
   __device__ uint32_t word(int index) const {  // index a compile-time constant after unrolling
     const uint4 &quad = codes[index / 4];
     return index % 4 == 0 ? quad.x : index % 4 == 1 ? quad.y : index % 4 == 2 ? quad.z : quad.w;

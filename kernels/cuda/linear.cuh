@@ -21,6 +21,7 @@
 // slots[b*tokens + s] / top_k (vLLM's moe_align_block_size); y has one row a slot id, [M * top_k, N].
 #pragma once
 
+#include "dependent.cuh"
 #include "layout.cuh"
 #include "linear.h"
 
@@ -147,7 +148,7 @@ struct Stager {
     const unsigned element = inside ? sizeof(half) : 0;
 #pragma unroll
     for (int i = 0; i < kRounds; ++i) {
-      held[i] = __ldg(reinterpret_cast<const uint4 *>(from + static_cast<uint64_t>(offset[i]) * element));
+      held[i] = load_written(reinterpret_cast<const uint4 *>(from + static_cast<uint64_t>(offset[i]) * element));
     }
   }
   __device__ void store(half *shared) const {
@@ -267,6 +268,9 @@ __global__ void __launch_bounds__(T::kThreads, MIN_BLOCKS) linear_kernel(const L
   __shared__ RowEnds<T> ends;
 
   const int column_tiles = ceil_div(args.k, kTileColumns), tile_rows = ceil_div(args.n, kTileRows);
+  // Products start early, and have their first weights when the activations come. Experts' routing comes too shortly before them.
+  [[maybe_unused]] bool first_tile = true;
+  if constexpr (!GROUPED) let_next_start();
   // How many slots the experts have is known on the GPU only.
   __shared__ Work counted;
   if constexpr (GROUPED) {
@@ -300,6 +304,16 @@ __global__ void __launch_bounds__(T::kThreads, MIN_BLOCKS) linear_kernel(const L
       reload.scales(r);
 #pragma unroll
       for (int h = 0; h < Weights::kHalves; ++h) reload.half(r, h);
+    }
+    if constexpr (kStartsEarly && !GROUPED) {
+      if (first_tile) {
+        uint32_t seen = 0;
+#pragma unroll
+        for (const Weights &tile_weights : weights) seen ^= tile_weights.all_bits();
+        need(seen);
+        wait_for_earlier();
+      }
+      first_tile = false;
     }
     Stager<T, GROUPED> stager(target);
     stager.fetch(begin, args.k);

@@ -19,7 +19,9 @@ cudaError_t launch_tile(const LinearArgs &args, const Plan &plan, cudaStream_t s
     return cudaErrorInvalidConfiguration;  // plan.cpp's table is out of step with the instantiations
   }
   const Work work(args.n, args.k, T::kRows, T::kWK, ceil_div(args.m, T::kTokens), plan.blocks);
-  linear_kernel<Math, T, MIN_BLOCKS, GROUPED><<<plan.blocks, T::kThreads, T::kSharedBytes, stream>>>(args, work);
+  constexpr auto kernel = linear_kernel<Math, T, MIN_BLOCKS, GROUPED>;
+  if constexpr (!GROUPED) return launch_early<kernel>(plan.blocks, T::kThreads, T::kSharedBytes, stream, args, work);
+  kernel<<<plan.blocks, T::kThreads, T::kSharedBytes, stream>>>(args, work);
   return cudaGetLastError();
 }
 

@@ -1,20 +1,18 @@
-// torch.ops.voltserve.silu_and_mul on CUDA tensors: fp16. It can be captured in CUDA graphs. The `next_` arguments: weight_binding.h.
+// torch.ops.voltserve.silu_and_mul on CUDA tensors: fp16. It can be captured in CUDA graphs.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
 #include <limits>
-#include <optional>
 #include <vector>
 
+#include "binding.h"
 #include "launch.h"
-#include "weight_binding.h"
 
 namespace {
 
 using namespace voltserve;
 
-Tensor silu_and_mul(Tensor x, std::optional<Tensor> next_codes, std::optional<Tensor> next_scales,
-                    std::optional<Tensor> next_row_factor, int64_t next_group) {
+Tensor silu_and_mul(Tensor x) {
   const Call call("x", x);
   std::vector<int64_t> shape = shape_of(x);
   expect("x", x, call.place, ScalarType::Half, shape);
@@ -24,10 +22,9 @@ Tensor silu_and_mul(Tensor x, std::optional<Tensor> next_codes, std::optional<Te
   const int64_t m = n ? y.numel() / n : 0;
   STD_TORCH_CHECK(y.numel() <= std::numeric_limits<int>::max(), "x: expected at most 2^31 results, got ", y.numel());
   STD_TORCH_CHECK(reinterpret_cast<uintptr_t>(x.data_ptr()) % 16 == 0, "x: expected a 16-byte boundary");
-  const Ahead ahead = next_weight(call, 1, m, next_codes, next_scales, next_row_factor, next_group);
   if (m == 0) return y;
   const SiluArgs args{data<const __half>(x), data<__half>(y), static_cast<int>(m), static_cast<int>(n)};
-  check(launch_silu_and_mul(args, ahead, call.stream), "silu_and_mul");
+  check(launch_silu_and_mul(args, call.stream), "silu_and_mul");
   return y;
 }
 

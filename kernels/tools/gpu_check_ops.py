@@ -147,8 +147,7 @@ def stacked(parts: list[torch.Tensor]) -> torch.Tensor:
 
 
 def gates(c: Checker) -> None:
-    """silu_and_mul: any leading dimensions, in graphs, the same bits whatever is read ahead, as PyTorch rounds."""
-    _, weight = c.weight(1000, 576)
+    """silu_and_mul: any leading dimensions, in graphs, as PyTorch rounds."""
     for shape in ((1, 1152), (16, 1152), (2, 3, 1152), (100, 1152), (0, 1152)):
         x = torch.randn(shape, device="cuda", generator=c.random).half()
         y = c.ops.silu_and_mul(x)
@@ -156,10 +155,9 @@ def gates(c: Checker) -> None:
         c.expect("silu_and_mul", f"{shape}: shape {tuple(y.shape)}", y.shape == expected.shape)
         error = (y.float() - expected.float()).abs() / (2**-9 * expected.float().abs() + 2**-23)
         c.all_within("silu_and_mul", f"{shape}", error)
-        c.expect("silu_and_mul", f"{shape}: other bits", torch.equal(c.ops.silu_and_mul(x, *weight), y))
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            captured = c.ops.silu_and_mul(x, *weight)
+            captured = c.ops.silu_and_mul(x)
         captured.fill_(torch.nan)
         graph.replay()
         c.expect("silu_and_mul", f"{shape}: other bits in a graph", torch.equal(captured, y))
@@ -172,9 +170,6 @@ def bad_arguments(c: Checker) -> None:
     wide = random_activations(2, 64, c.random)
     c.raises("silu's dtype", "x: expected contiguous Half [2, 64]", lambda: gate(wide.float()))
     c.raises("silu's width", "x: expected [..., 2 n] with n a multiple of 8", lambda: gate(wide[:, :40].contiguous()))
-    c.raises("silu's next", "next_codes: expected contiguous Byte", lambda: gate(wide, weight[0][:, 1:], *weight[1:]))
-    c.raises("silu's next, half of it", "next_scales, next_row_factor: expected", lambda: gate(wide, weight[0]))
-    c.raises("silu's group", "next_group: expected 16 or 32, got 0", lambda: gate(wide, *weight[:3]))
     x = random_activations(2, 64, c.random)
     nan = w.scales.clone()
     nan[3, 2] = 0x7F

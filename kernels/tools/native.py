@@ -281,10 +281,10 @@ class Library:
         launch.shape = shape  # type: ignore[attr-defined]
         return launch
 
-    def silu_and_mul(self, x: Any, y: Any, ahead: Ahead | None = None) -> None:
-        """y fp16 [m, n] = silu(x[:, :n]) * x[:, n:], and reads `ahead`."""
-        args, ahead = _SiluArgs(x.data_ptr(), y.data_ptr(), *y.shape), ahead or Ahead()
-        self._check(self._c.voltserve_silu_and_mul(ctypes.byref(args), ctypes.byref(ahead), self._stream()))
+    def silu_and_mul(self, x: Any, y: Any) -> None:
+        """y fp16 [m, n] = silu(x[:, :n]) * x[:, n:]."""
+        args = _SiluArgs(x.data_ptr(), y.data_ptr(), *y.shape)
+        self._check(self._c.voltserve_silu_and_mul(ctypes.byref(args), self._stream()))
 
     def read(self, data: Any, blocks: int, sink: Any) -> None:
         """Reads all of `data` (see read_ceiling.cu)."""

@@ -61,13 +61,7 @@ def _add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor,
 
 
 @torch.library.register_fake("voltserve::silu_and_mul")
-def _silu_and_mul(
-    x: torch.Tensor,
-    next_codes: torch.Tensor | None = None,
-    next_scales: torch.Tensor | None = None,
-    next_row_factor: torch.Tensor | None = None,
-    next_group: int = 0,
-) -> torch.Tensor:
+def _silu_and_mul(x: torch.Tensor) -> torch.Tensor:
     return x.new_empty((*x.shape[:-1], x.shape[-1] // 2))
 
 
