@@ -12,7 +12,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from engine.fusion import Fused, drop, example, is_item, name_of, op_of, product_of
+from engine.fusion import Fused, drop, example, is_item, name_of, op_of
 
 if TYPE_CHECKING:
     import torch
@@ -66,8 +66,7 @@ def _fuse_layer(graph: "fx.Graph", attention: Any) -> None:
             for head, seen in ((q, query), (k, key))
         ]
         rotated = (positions, cos_sin, halves, q.weight, k.weight, q.eps)
-        following = product_of(output)
-        made = graph.call_function(rotate_and_attend, (*heads, value, output, layer, *rotated, *following))
+        made = graph.call_function(rotate_and_attend, (*heads, value, output, layer, *rotated))
     attention.replace_all_uses_with(made)
     drop(graph, attention, rotation, *(head.norm for head in (q, k) if head.norm is not None))
 
@@ -149,10 +148,9 @@ def rotate_and_attend(
     q_weight: "torch.Tensor | None",
     k_weight: "torch.Tensor | None",
     eps: float,
-    *following: Any,
 ) -> None:
     """The layer's attention of `query` [T, H, D], `key` and `value` [T, H_kv, D], of which query and key are as their
-    product left them, into `output` [T, H, D]. `following`: the next product's weights (engine.fusion.Operands).
+    product left them, into `output` [T, H, D].
     """
     import torch
     from vllm.model_executor.layers.attention.attention import get_attention_context
@@ -161,6 +159,6 @@ def rotate_and_attend(
     if metadata is not None:  # None: vLLM measures the memory of a step that has no requests
         keys, values = layer.impl.halves(cache)
         torch.ops.voltserve.rotate_and_cache(
-            query, key, value, positions, cos_sin, halves, q_weight, k_weight, eps, keys, values, slots, *following
+            query, key, value, positions, cos_sin, halves, q_weight, k_weight, eps, keys, values, slots
         )
     layer.impl.forward(layer, query, key, value, cache, metadata, output=output)

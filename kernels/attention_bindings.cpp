@@ -9,6 +9,5 @@ STABLE_TORCH_LIBRARY_FRAGMENT(voltserve, m) {
   m.def("reshape_and_cache(Tensor key, Tensor value, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor slots) -> ()");
   m.def(
       "rotate_and_cache(Tensor(a!) q, Tensor key, Tensor value, Tensor positions, Tensor cos_sin, bool halves, Tensor? q_weight, "
-      "Tensor? k_weight, float eps, Tensor(b!) k_cache, Tensor(c!) v_cache, Tensor slots, Tensor? next_codes=None, Tensor? "
-      "next_scales=None, Tensor? next_row_factor=None, int next_group=0) -> ()");
+      "Tensor? k_weight, float eps, Tensor(b!) k_cache, Tensor(c!) v_cache, Tensor slots) -> ()");
 }

@@ -70,8 +70,8 @@ int voltserve_reshape_and_cache(const voltserve::CacheArgs *args, cudaStream_t s
   return voltserve::launch_reshape_and_cache(*args, stream);
 }
 
-int voltserve_rotate(const voltserve::RotateArgs *args, const voltserve::Ahead *ahead, cudaStream_t stream) {
-  return voltserve::launch_rotate(*args, *ahead, stream);
+int voltserve_rotate(const voltserve::RotateArgs *args, cudaStream_t stream) {
+  return voltserve::launch_rotate(*args, stream);
 }
 
 }  // extern "C"

@@ -3,7 +3,6 @@
 
 #include <cuda_runtime_api.h>
 
-#include "ahead.h"
 #include "attention.h"
 #include "attention_plan.h"
 #include "rotate.h"
@@ -19,7 +18,7 @@ cudaError_t launch_prefill(const AttentionArgs &args, const AttentionPlan &plan,
 // New keys and values into the paged cache (cache.cuh).
 cudaError_t launch_reshape_and_cache(const CacheArgs &args, cudaStream_t stream);
 
-// The same of rotated keys, and queries rotated in place (rotate.cuh); what `ahead` says is read ahead.
-cudaError_t launch_rotate(const RotateArgs &args, const Ahead &ahead, cudaStream_t stream);
+// The same of rotated keys, and queries rotated in place (rotate.cuh).
+cudaError_t launch_rotate(const RotateArgs &args, cudaStream_t stream);
 
 }  // namespace voltserve

@@ -9,7 +9,6 @@
 #include "attention_launch.h"
 #include "attention_plan.h"
 #include "binding.h"
-#include "weight_binding.h"
 
 namespace {
 
@@ -137,8 +136,7 @@ void reshape_and_cache(Tensor key, Tensor value, Tensor k_cache, Tensor v_cache,
 
 void rotate_and_cache(Tensor q, Tensor key, Tensor value, Tensor positions, Tensor cos_sin, bool halves_turn,
                       std::optional<Tensor> q_weight, std::optional<Tensor> k_weight, double eps, Tensor k_cache, Tensor v_cache,
-                      Tensor slots, std::optional<Tensor> next_codes, std::optional<Tensor> next_scales,
-                      std::optional<Tensor> next_row_factor, int64_t next_group) {
+                      Tensor slots) {
   const Call call("q", q);
   STD_TORCH_CHECK(q.dim() == 3, "q: expected Half [T, H, D], got ", describe(q));
   const int64_t tokens = q.size(0), head_dim = q.size(2);
@@ -159,7 +157,6 @@ void rotate_and_cache(Tensor q, Tensor key, Tensor value, Tensor positions, Tens
     expect("q_weight", *q_weight, call.place, ScalarType::Half, {head_dim});
     expect("k_weight", *k_weight, call.place, ScalarType::Half, {head_dim});
   }
-  const Ahead ahead = next_weight(call, 1, tokens, next_codes, next_scales, next_row_factor, next_group);
   if (tokens == 0) return;
 
   RotateArgs args{};
@@ -190,7 +187,7 @@ void rotate_and_cache(Tensor q, Tensor key, Tensor value, Tensor positions, Tens
   args.head_chunks = cache.head_chunks;
   args.eps = eps;
   args.halves = halves_turn;
-  check(launch_rotate(args, ahead, call.stream), "rotate_and_cache");
+  check(launch_rotate(args, call.stream), "rotate_and_cache");
 }
 
 }  // namespace

@@ -7,23 +7,23 @@ namespace voltserve {
 namespace {
 
 template <int kPairs, bool kHalves>
-cudaError_t launch(const RotateArgs &args, const Ahead &ahead, cudaStream_t stream) {
+cudaError_t launch(const RotateArgs &args, cudaStream_t stream) {
   const auto kernel = args.q_weight != nullptr ? rotate_kernel<kPairs, kHalves, true> : rotate_kernel<kPairs, kHalves, false>;
   const int blocks = ceil_div(args.tokens * (args.q_heads + 2 * args.kv_heads), kRotateWarps);
-  kernel<<<blocks + ahead_parts(ahead, kRotateThreads), kRotateThreads, 0, stream>>>(args, ahead, blocks);
+  kernel<<<blocks, kRotateThreads, 0, stream>>>(args);
   return cudaGetLastError();
 }
 
 template <int kPairs>
-cudaError_t launch(const RotateArgs &args, const Ahead &ahead, cudaStream_t stream) {
-  return args.halves ? launch<kPairs, true>(args, ahead, stream) : launch<kPairs, false>(args, ahead, stream);
+cudaError_t launch(const RotateArgs &args, cudaStream_t stream) {
+  return args.halves ? launch<kPairs, true>(args, stream) : launch<kPairs, false>(args, stream);
 }
 
 }  // namespace
 
-cudaError_t launch_rotate(const RotateArgs &args, const Ahead &ahead, cudaStream_t stream) {
-  if (args.head_dim <= 64) return launch<1>(args, ahead, stream);
-  return args.head_dim <= 128 ? launch<2>(args, ahead, stream) : launch<4>(args, ahead, stream);
+cudaError_t launch_rotate(const RotateArgs &args, cudaStream_t stream) {
+  if (args.head_dim <= 64) return launch<1>(args, stream);
+  return args.head_dim <= 128 ? launch<2>(args, stream) : launch<4>(args, stream);
 }
 
 }  // namespace voltserve

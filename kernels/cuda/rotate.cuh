@@ -8,13 +8,11 @@
 // of that times weight, of each product of the rotation, and of their sum. Squares are summed in fp32, a lane's, then a warp's.
 //
 // A warp has a head of a token. Lane l holds dimensions 2 l, 2 l + 1, and 64 further on and so forth, and loads what they are paired
-// with a second time instead of asking another lane: all loads are under way at once, and none comes from memory twice. Blocks
-// beyond those read the weights of the product after attention ahead (ahead.cuh).
+// with a second time instead of asking another lane: all loads are under way at once, and none comes from memory twice.
 //
 // Bytes: 2 heads of q, k and v each, once in and once out: at few tokens the kernel's time is a launch and three trips to the L2.
 #pragma once
 
-#include "ahead.cuh"
 #include "layout.cuh"
 #include "rotate.h"
 
@@ -29,10 +27,9 @@ __device__ inline half2 normalized(half2 x, half2 weight, float factor) {
 }
 
 // kPairs: pairs of dimensions of a lane, for heads of at most 64 kPairs. kHalves: RotateArgs::halves; kNorms: with weights.
-// Grid: `blocks` for the heads of all tokens, and more to read ahead.
+// Grid: the heads of all tokens, a warp each.
 template <int kPairs, bool kHalves, bool kNorms>
-__global__ void __launch_bounds__(kRotateThreads) rotate_kernel(const RotateArgs args, const Ahead ahead, const unsigned blocks) {
-  if (blockIdx.x >= blocks) return read_ahead(ahead, blockIdx.x - blocks, gridDim.x - blocks);
+__global__ void __launch_bounds__(kRotateThreads) rotate_kernel(const RotateArgs args) {
   const int lane = threadIdx.x % 32, heads = args.q_heads + 2 * args.kv_heads;
   const int unit = blockIdx.x * kRotateWarps + threadIdx.x / 32, token = unit / heads, head = unit - token * heads;
   if (token >= args.tokens) return;

@@ -17,15 +17,12 @@
 //       key, value   float16 [T, H_kv, D], the last two dimensions together; slots int64 [at most T]: block * B + token in block, or
 //                    negative: nowhere
 //
-//   rotate_and_cache(q!, key, value, positions, cos_sin, halves, q_weight, k_weight, eps, k_cache!, v_cache!, slots, next_codes=None,
-//                    next_scales=None, next_row_factor=None, next_group=0) -> ()
+//   rotate_and_cache(q!, key, value, positions, cos_sin, halves, q_weight, k_weight, eps, k_cache!, v_cache!, slots) -> ()
 //       reshape_and_cache after a rotation of q [T, H, D], in place, and of key, after an RMS norm of each of their heads where q_weight and
 //       k_weight, float16 [D], are given. D at most 256; no tensor may overlap another's part.
 //       positions    int64 [T]
 //       cos_sin      float16 [any, R], R a multiple of 4, at most D: cos of the R / 2 angles of a position, then sin. Dimensions i and
 //                    i + R / 2 are turned by angle i (halves), or 2 i and 2 i + 1; those from R on are not
-//       next_*       the weight of the product that comes after attention, as nvfp4_linear takes it: the beginning is read into the
-//                    GPU's cache for it. No influence on any result
 //
 // On the GPU only.
 #pragma once

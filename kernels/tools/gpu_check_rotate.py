@@ -21,7 +21,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from kernels.tools.findings import Findings, parser
-from kernels.tools.native import LIBRARY, Library
+from kernels.tools.native import LIBRARY
 from kernels.tools.native_attention import AttentionLibrary
 from kernels.tools.rotation_reference import rotated_heads
 
@@ -64,17 +64,17 @@ def cases(quick: bool) -> Iterator[Case]:
 class Ops:
     """torch.ops.voltserve with AttentionLibrary's method, so that the same cases check the binding."""
 
-    def rotate_and_cache(self, *arguments: Any, ahead: Any = None) -> None:
-        """Calls the op; `ahead`: the next product's operands."""
-        torch.ops.voltserve.rotate_and_cache(*arguments, *(ahead or ()))
+    def rotate_and_cache(self, *arguments: Any) -> None:
+        """Calls the op."""
+        torch.ops.voltserve.rotate_and_cache(*arguments)
 
 
 class Checker(Findings):
     """Runs cases and keeps the worst of each kind."""
 
-    def __init__(self, native: AttentionLibrary | Ops, ahead: Any) -> None:
+    def __init__(self, native: AttentionLibrary | Ops) -> None:
         super().__init__()
-        self.native, self.ahead = native, ahead
+        self.native = native
         self.random = torch.Generator("cuda").manual_seed(7)
 
     def normal(self, *shape: int) -> torch.Tensor:
@@ -84,7 +84,7 @@ class Checker(Findings):
         return x.half()
 
     def case(self, case: Case) -> None:
-        """One step: within what rounding allows, again with the same bits, also in a graph and reading ahead."""
+        """One step: within what rounding allows, again with the same bits, also in a graph."""
         widths = [count * case.head_dim for count in (case.q_heads, case.kv_heads, case.kv_heads)]
         made = self.normal(case.tokens, sum(widths) + 8)  # 8 that belong to nobody
         before = made.clone()
@@ -123,7 +123,7 @@ class Checker(Findings):
         self.again(case, arguments, made, before, cache)
 
     def again(self, case: Case, arguments: Any, made: torch.Tensor, before: torch.Tensor, cache: torch.Tensor) -> None:
-        """The same bits, reading ahead and in a graph."""
+        """The same bits, again and in a graph."""
         bits = [x.view(torch.int16).clone() for x in (made, cache)]
 
         def check(what: str) -> None:
@@ -135,8 +135,8 @@ class Checker(Findings):
 
         made.copy_(before)
         cache.fill_(torch.nan)
-        self.native.rotate_and_cache(*arguments, ahead=self.ahead(case.tokens))
-        check("while reading ahead")
+        self.native.rotate_and_cache(*arguments)
+        check("on a second run")
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             self.native.rotate_and_cache(*arguments)
@@ -161,7 +161,7 @@ def milliseconds(launch: Any, times: int = 200) -> float:
 
 
 def timed(checker: Checker) -> list[dict[str, Any]]:
-    """Of Qwen3-32B's heads, on one GPU and on one of two: µs of a launch in a graph, without reading ahead."""
+    """Of Qwen3-32B's heads, on one GPU and on one of two: µs of a launch in a graph."""
     rows = []
     for (q_heads, kv_heads), tokens in itertools.product(((64, 8), (32, 4)), (1, 8, 32, 2048)):
         made = checker.normal(tokens, (q_heads + 2 * kv_heads) * 128)
@@ -186,24 +186,9 @@ def main() -> int:
     options.add_argument("--library", type=Path, default=LIBRARY)
     options.add_argument("--ops", type=Path)
     arguments = options.parse_args()
-    n, k = 5120, 4096
-    codes = torch.randint(256, (n, k // 2), dtype=torch.uint8, device="cuda")
-    scales = torch.full((n, k // 16), 0x38, dtype=torch.uint8, device="cuda").view(torch.float8_e4m3fn)
-    factor = torch.ones(n, device="cuda")
-    native: AttentionLibrary | Ops
     if arguments.ops:
         torch.ops.load_library(arguments.ops)
-        operands = (*torch.ops.voltserve.nvfp4_pack(codes, scales, 16), factor, 16)
-        native, ahead = Ops(), lambda _tokens: operands
-    else:
-        library = Library(arguments.library)
-        weight = library.pack(codes, scales.view(torch.uint8), factor, 16)
-        gpu = torch.cuda.get_device_properties()
-        arch, processors = 10 * gpu.major + gpu.minor, gpu.multi_processor_count
-        size = 6 << 20
-        native = AttentionLibrary(arguments.library)
-        ahead = lambda tokens: library.read_ahead(size, tokens, n, k, 16, arch, processors, weight)  # noqa: E731
-    checker = Checker(native, ahead)
+    checker = Checker(Ops() if arguments.ops else AttentionLibrary(arguments.library))
     began = time.monotonic()
     for case in cases(arguments.quick):
         checker.case(case)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kernels.tools.native import LIBRARY, Ahead, load
+from kernels.tools.native import LIBRARY, load
 
 DECODE_TOKENS = 8  # attention_plan.h's kDecodeTokens
 
@@ -197,9 +197,9 @@ class AttentionLibrary:
 
     def rotate_and_cache(
         self, q: Any, key: Any, value: Any, positions: Any, cos_sin: Any, halves: bool, q_weight: Any, k_weight: Any,
-        eps: float, k_cache: Any, v_cache: Any, slots: Any, ahead: Ahead | None = None,
+        eps: float, k_cache: Any, v_cache: Any, slots: Any,
     ) -> None:  # fmt: skip
-        """Launches torch.ops.voltserve.rotate_and_cache's kernel; `ahead`: native.Library.read_ahead's."""
+        """Launches torch.ops.voltserve.rotate_and_cache's kernel."""
         tensors = (q, key, value, q_weight, k_weight, positions, cos_sin, k_cache, v_cache, slots)
         args = _RotateArgs(
             *(None if t is None else t.data_ptr() for t in tensors),
@@ -207,7 +207,7 @@ class AttentionLibrary:
             *(t.stride(0) for t in (q, key, value)),
             k_cache.shape[1], *(k_cache.stride(d) // 8 for d in range(3)), eps, halves,
         )  # fmt: skip
-        self._check(self._c.voltserve_rotate(ctypes.byref(args), ctypes.byref(ahead or Ahead()), self._stream()))
+        self._check(self._c.voltserve_rotate(ctypes.byref(args), self._stream()))
 
     @staticmethod
     def _stream() -> ctypes.c_void_p:

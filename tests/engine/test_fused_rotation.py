@@ -17,12 +17,11 @@ from vllm.model_executor.layers.attention import attention as vllm_attention
 
 from engine import attention, fused_rotation, fusion, recording
 from engine.fused_rotation import fuse, rotate_and_attend
-from engine.fusion import Fused, Operands
+from engine.fusion import Fused
 
 TOKENS, HEADS, KV_HEADS, HEAD_DIM, LAYER = 4, 6, 2, 64, "layers.0"
 WIDTHS = [count * HEAD_DIM for count in (HEADS, KV_HEADS, KV_HEADS)]
 EPS = 1e-6
-LINEAR: Any = torch.ops.voltserve.nvfp4_linear
 
 
 def rms_norm(out: Any, x: Any, weight: Any, eps: Any) -> None:
@@ -43,7 +42,6 @@ class Layer:
     def __init__(self, *, norms: bool, rotated: int = HEAD_DIM, positions: tuple[int, ...] = (TOKENS,)) -> None:
         self.graph = graph = fx.Graph()
         product = graph.placeholder("qkv")
-        operands = [graph.placeholder(name) for name in ("packed", "scales", "row_factor")]
         self.split = graph.call_method("split", (product, WIDTHS), {"dim": -1})
         parts = [graph.call_function(operator.getitem, (self.split, index)) for index in range(3)]
         self.positions = self.input("positions", torch.empty(positions, dtype=torch.int64))
@@ -57,9 +55,7 @@ class Layer:
         empty = graph.call_function(torch.empty, ((TOKENS, WIDTHS[0]),))
         self.output = graph.call_method("view", (empty, -1, HEADS, HEAD_DIM))
         graph.call_function(recording.update_and_attend, (*self.heads, self.output, LAYER))
-        flat_output = graph.call_method("view", (self.output, -1, WIDTHS[0]))
-        self.next = graph.call_function(LINEAR, (flat_output, *operands, 16, None))
-        graph.output((self.next,))
+        graph.output((graph.call_method("view", (self.output, -1, WIDTHS[0])),))
 
     def input(self, name: str, like: torch.Tensor) -> fx.Node:
         node = self.graph.placeholder(name)
@@ -111,11 +107,10 @@ def test_all_between_the_product_and_attention_becomes_one_call(norms: bool) -> 
         True,
         *weights,
         EPS if norms else 0.0,
-        *layer.next.args[1:5],
     )
     views = ["view"] * 4  # of query, key, value and the output
     assert sorted(called(layer.graph)) == sorted(
-        [*["getitem"] * 3, "split", *views, "empty", "view", "rotate_and_attend", fusion.PRODUCT]
+        [*["getitem"] * 3, "split", *views, "empty", "view", "rotate_and_attend"]
     )
 
 
@@ -190,7 +185,7 @@ def test_the_cache_is_written_before_it_is_read(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(torch.ops.voltserve, "rotate_and_cache", lambda *inputs: calls.append(inputs))
     step: Any = rotate_and_attend
     rotation = ("positions", "cos_sin", True, None, None, EPS)
-    step("q", "k", "v", "output", LAYER, *rotation, *Operands())
-    update = ("q", "k", "v", *rotation, "cache k", "cache v", "slots", *Operands())
+    step("q", "k", "v", "output", LAYER, *rotation)
+    update = ("q", "k", "v", *rotation, "cache k", "cache v", "slots")
     attend = ("attend", "q", "k", "v", "cache", metadata, "output")
     assert calls == ([update, attend] if requests else [attend])

@@ -10,12 +10,11 @@ from kernels.tools.sass_model import Instruction
 
 @pytest.fixture(scope="session")
 def kernels(sass: dict[str, list[Instruction]]) -> dict[str, list[Instruction]]:
-    """Instructions behind those that read ahead, by pairs of dimensions a lane, halves (0, 1), norms (0, 1)."""
+    """Instructions by pairs of dimensions a lane, halves (0, 1), norms (0, 1)."""
     found = {}
     for name, instructions in sass.items():
         if arguments := re.search(r"rotate_kernel<\(int\)(\d), \(bool\)(\d), \(bool\)(\d)>", name):
-            ahead = max(i for i, one in enumerate(instructions) if one.name.startswith("LDG.E.STRONG"))
-            found["".join(arguments.groups())] = instructions[ahead + 1 :]
+            found["".join(arguments.groups())] = instructions
     return found
 
 
