@@ -20,6 +20,7 @@
 
 #include "ahead.cuh"
 #include "all_reduce.cuh"
+#include "dependent.cuh"
 #include "norm.h"
 
 namespace voltserve {
@@ -62,6 +63,7 @@ __device__ inline float block_sum(float part) {
 
 template <int kUnits, bool kReduce>
 __global__ void __launch_bounds__(kNormThreads) norm_kernel(const NormArgs args) {
+  let_next_start();
   if (blockIdx.x >= args.rows) {
     read_ahead(args.ahead, blockIdx.x - args.rows, gridDim.x - args.rows);
     return;
@@ -70,6 +72,7 @@ __global__ void __launch_bounds__(kNormThreads) norm_kernel(const NormArgs args)
   const int hidden = args.hidden, units = ceil_div(hidden, kReduce ? kLineHalves : kNormNumbers);
   const size_t row = static_cast<size_t>(blockIdx.x) * hidden;
   auto unit = [&](int i) { return static_cast<int>(i * blockDim.x + threadIdx.x); };
+  wait_for_earlier();
 
   Line x[kUnits];
 #pragma unroll
