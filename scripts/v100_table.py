@@ -109,10 +109,10 @@ def host_step_ms(measured: dict[str, Any], streams: int) -> float:
 
 def graph_host_ms(measured: dict[str, Any], streams: int) -> float:
     """How long the GPU waits for an older host in a step in graphs. Raises ValueError."""
-    for row in measured["idle"]:
+    for row in measured["beside"]:
         if row["streams"] == streams:
             return round(OLDER_HOST * float(row["host_ms"]), 3)
-    raise ValueError(f"--graphs: expected idle times of {streams} streams, got none")
+    raise ValueError(f"--graphs: expected what lies beside graphs of {streams} streams, got none")
 
 
 def plot(rows: list[dict[str, Any]], path: Path) -> None:

@@ -297,7 +297,7 @@ async def rates(
 
 
 async def add_profiles(engine: Any, arguments: argparse.Namespace, result: dict[str, Any], vocabulary: int) -> None:
-    """How long the GPU idles in steps in graphs, and beside the output where a step's time goes."""
+    """How long steps in graphs wait for the host, and beside the output where a step's time goes."""
 
     async def decode(streams: int, tokens: int) -> None:
         # Neither the host nor the table of a step cares how long prompts are, and a profiler makes long ones slow.
@@ -305,8 +305,15 @@ async def add_profiles(engine: Any, arguments: argparse.Namespace, result: dict[
 
     if not arguments.eager:
         await engine.collective_rpc("voltserve_replay", args=(True,))
-        result["idle"] = [await profiles.idle(engine, decode, streams) for streams in arguments.streams]
-        print(result["idle"], flush=True)
+        steps = {
+            row["streams"]: row["step_ms_median"]
+            for row in result["rows"]
+            if (row["way"], row["graphs"]) == ("kernels", True)
+        }
+        result["beside"] = [
+            await profiles.beside(engine, decode, streams, step_ms) for streams, step_ms in steps.items()
+        ]
+        print(result["beside"], flush=True)
     for graphs in (True,) if arguments.only_graphs else (False,) if arguments.eager else (True, False):
         await engine.collective_rpc("voltserve_replay", args=(graphs or arguments.eager,))
         await profiles.write(engine, decode, arguments.output, "graphs" if graphs else "eager")

@@ -1,17 +1,17 @@
-"""For measure.py: where a decoding step's time goes, by Python's profiler and torch's; how long the GPU idles in it."""
+"""For measure.py: where a decoding step's time goes, by Python's profiler, by torch's, and beside the GPU's work."""
 
 import cProfile
 import io
 import pstats
+import statistics
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.autograd import DeviceType
 
-TOKENS = 24  # decoded while a profiler looks; of the second half the GPU's idle time is told
-HOST_GAP = 10.0  # µs: longer than between two kernels of a graph
+TOKENS = 12  # decoded while a profiler looks
+REPLAYS = 10
 ORDERS = ("self_cpu_time_total", "self_cuda_time_total")
 Decode = Callable[[int, int], Awaitable[None]]  # (streams, tokens)
 
@@ -45,16 +45,33 @@ class Profilers:
         tables = [averages.table(sort_by=key, row_limit=45, max_name_column_width=70) for key in ORDERS]
         Path(path).write_text("\n\n".join(tables))
 
-    def voltserve_busy(self, on: bool) -> list[tuple[float, float]]:
-        """Starts torch's profiler of the GPU alone, or stops it and returns when something ran there, in µs."""
-        if on:
-            self._busy_profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
-            self._busy_profiler.start()
-            return []
-        torch.cuda.synchronize()
-        self._busy_profiler.stop()
-        on_gpu = (event for event in self._busy_profiler.events() if event.device_type == DeviceType.CUDA)
-        return [(event.time_range.start, event.time_range.end) for event in on_gpu]
+    def voltserve_gpu_ms(self, size: int) -> dict[str, float]:
+        """What a step of `size` sequences takes the GPU alone, in ms: its graph, and the logits of all of them.
+
+        The graph is replayed over the inputs of its last step, so that no request may be under way.
+        """
+        runner = self.model_runner
+        (entry,) = (
+            entry
+            for batch, entry in runner.model.concrete_cudagraph_entries.items()
+            if batch.num_tokens == size and entry.cudagraph is not None
+        )
+        hidden = torch.zeros(size, runner.model_config.get_hidden_size(), dtype=torch.float16, device="cuda")
+        logits = runner.get_model().compute_logits
+        return {"graph_ms": milliseconds(entry.cudagraph.replay), "logits_ms": milliseconds(lambda: logits(hidden))}
+
+
+def milliseconds(run: Callable[[], Any]) -> float:
+    """What `run` takes the GPU, the median of several."""
+    times = []
+    for _ in range(REPLAYS):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        run()
+        end.record()
+        times.append((begin, end))
+    torch.cuda.synchronize()
+    return round(statistics.median(begin.elapsed_time(end) for begin, end in times), 4)
 
 
 async def write(engine: Any, decode: Decode, beside: Path, kind: str) -> None:
@@ -68,32 +85,15 @@ async def write(engine: Any, decode: Decode, beside: Path, kind: str) -> None:
         if python and kind == "graphs":
             continue
         await engine.collective_rpc(profiler, args=(True,))
-        await decode(streams, TOKENS // 2)
+        await decode(streams, TOKENS)
         name = f"{beside.stem}-profile-{kind}-{'python' if python else 'torch'}-{streams}.txt"
         await engine.collective_rpc(profiler, args=(False, str(beside.with_name(name))))
 
 
-async def idle(engine: Any, decode: Decode, streams: int) -> dict[str, float]:
-    """How long the first GPU runs nothing in a decoding step, in ms: `idle_ms`, of which `host_ms` in gaps that are too
-    long for those between kernels of a graph. Of the last steps, in which all streams decode.
+async def beside(engine: Any, decode: Decode, streams: int, step_ms: float) -> dict[str, float]:
+    """Where a decoding step in graphs of `step_ms` goes: `graph_ms` of the model's layers, `logits_ms`, and `host_ms`,
+    in which the GPU waits for the host, copies and samples.
     """
-    await engine.collective_rpc("voltserve_busy", args=(True,))
-    await decode(streams, TOKENS)
-    return gaps((await engine.collective_rpc("voltserve_busy", args=(False,)))[0]) | {"streams": streams}
-
-
-def gaps(busy: list[tuple[float, float]], steps: int = TOKENS // 2) -> dict[str, float]:
-    """`idle`'s figures of times (begin, end) in µs, when something ran; a step begins after one of the longest gaps."""
-    end, found = sorted(busy)[0][1], []
-    for begin, ends in sorted(busy):
-        if begin > end:
-            found.append((begin - end, begin))
-        end = max(end, ends)
-    begins = sorted(begin for _, begin in sorted(found)[-2 * steps + 2 :])[-steps:]
-    within = [gap for gap, begin in found if begins[0] < begin <= begins[-1]]
-    a_step = 1e-3 / (len(begins) - 1)
-    return {
-        "step_ms": round(a_step * (begins[-1] - begins[0]), 4),
-        "idle_ms": round(a_step * sum(within), 4),
-        "host_ms": round(a_step * sum(gap for gap in within if gap > HOST_GAP), 4),
-    }
+    await decode(streams, TOKENS)  # whose last step is replayed
+    parts: dict[str, float] = (await engine.collective_rpc("voltserve_gpu_ms", args=(streams,)))[0]
+    return {"streams": streams, "step_ms": step_ms} | parts | {"host_ms": round(step_ms - sum(parts.values()), 3)}

@@ -22,19 +22,6 @@ def beside_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(FOLDER)
 
 
-def test_idle_time_is_told_from_gaps_between_a_graphs_kernels() -> None:
-    import profiles
-
-    busy, time = [], 0.0
-    for step in range(25):  # the first is of the prompts
-        for _ in range(10):
-            busy.append((time, time + 50))
-            busy.append((time + 10, time + 20))  # beside it
-            time += 51
-        time += 299 if step else 5000
-    assert profiles.gaps(busy) == {"step_ms": 0.809, "idle_ms": 0.309, "host_ms": 0.3}
-
-
 def text(*tokens: int, shift: float = 0.0) -> list[dict[str, Any]]:
     likely = {str(token): -0.5 - 0.04 * index for index, token in enumerate((1, 2))} | {"3": -4.0}
     return [{"token": token, "logprob": likely[str(token)] + shift, "top": likely} for token in tokens]
