@@ -13,6 +13,7 @@
 // Bytes: 2 heads of q, k and v each, once in and once out: at few tokens the kernel's time is a launch and three trips to the L2.
 #pragma once
 
+#include "dependent.cuh"
 #include "layout.cuh"
 #include "rotate.h"
 
@@ -30,14 +31,16 @@ __device__ inline half2 normalized(half2 x, half2 weight, float factor) {
 // Grid: the heads of all tokens, a warp each.
 template <int kPairs, bool kHalves, bool kNorms>
 __global__ void __launch_bounds__(kRotateThreads) rotate_kernel(const RotateArgs args) {
+  let_next_start();
   const int lane = threadIdx.x % 32, heads = args.q_heads + 2 * args.kv_heads;
   const int unit = blockIdx.x * kRotateWarps + threadIdx.x / 32, token = unit / heads, head = unit - token * heads;
+  wait_for_earlier();
   if (token >= args.tokens) return;
   const bool query = head < args.q_heads, value = head >= args.q_heads + args.kv_heads;
   const int kv_head = head - args.q_heads - (value ? args.kv_heads : 0), pairs = args.head_dim / 2;
   // Slots fit 32 bits, as the caches' 16-byte chunks do.
-  const int slot = query ? 0 : token < args.cached ? static_cast<int>(__ldg(args.slots + token)) : -1;
-  const size_t position = value ? 0 : __ldg(args.positions + token);
+  const int slot = query ? 0 : token < args.cached ? static_cast<int>(load_written(args.slots + token)) : -1;
+  const size_t position = value ? 0 : load_written(args.positions + token);
 
   const __half *const rows = query ? args.q : value ? args.value : args.key;
   const int stride = query ? args.q_stride : value ? args.value_stride : args.key_stride;
