@@ -19,6 +19,7 @@
 #include "attention.cuh"
 #include "attention_decode_mma.cuh"
 #include "attention_plan.h"
+#include "dependent.cuh"
 
 namespace voltserve {
 
@@ -73,6 +74,7 @@ __global__ void __launch_bounds__(decode_shape(HEAD_DIM, ROW_WARPS).threads(), d
   __shared__ float2 ends[ROW_WARPS][kTokenWarps][kWarpRows];  // base and total
   __shared__ __align__(16) float sums[kTokenWarps > 1 ? ROW_WARPS * kTokenWarps * kWarpRows * kStride : 1];
 
+  let_next_start();
   const Runs runs(args, kShape.tile(), gridDim.x);
   int first_unit;
   const int request = find_request(args.requests, blockIdx.x, first_unit, [&](int b) { return runs.runs(b); });
