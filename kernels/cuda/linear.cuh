@@ -22,8 +22,10 @@
 #pragma once
 
 #include "dependent.cuh"
+#include "divisor.cuh"
 #include "layout.cuh"
 #include "linear.h"
+#include "mailbox.cuh"
 
 namespace voltserve {
 
@@ -46,19 +48,6 @@ struct Tile {
   static constexpr int kPartElements = kPartTokens * kRows;
   static constexpr int kReduceBytes = WK_ * kPartElements * 4;
   static constexpr int kSharedBytes = 2 * kBufferBytes > kReduceBytes ? 2 * kBufferBytes : kReduceBytes;
-};
-
-// Division by a number known before the launch: 4 instructions instead of 18.
-struct Divisor {
-  unsigned value, reciprocal;  // floor(2^32 / value) + 1, cut to 32 bits
-
-  Divisor() = default;
-  VOLTSERVE_BOTH explicit Divisor(unsigned v) : value(v), reciprocal(v > 1 ? 0xFFFFFFFFu / v + 1 : 0) {}
-  friend __device__ unsigned operator/(unsigned a, const Divisor &d) {
-    if (d.value == 1) return a;
-    const unsigned q = __umulhi(a, d.reciprocal);  // right, or one too many
-    return q - (q * d.value > a);
-  }
 };
 
 // The work of the grid: tiles in order (rows fastest), stages in each, and the run of them that a block takes: `share` each,
@@ -174,28 +163,10 @@ struct RowEnds {
   }
 };
 
-// The bits of a sum that has not come: a NaN that no arithmetic makes.
-constexpr uint32_t kNotYet = 0xFFFFFFFFu;
-
-__device__ inline float4 load_now(const float *address) {
-  float4 value;
-  asm volatile("ld.volatile.global.v4.f32 {%0, %1, %2, %3}, [%4];"
-               : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
-               : "l"(address)
-               : "memory");
-  return value;
-}
-
-__device__ inline bool has_come(const float4 &value) {
-  return __float_as_uint(value.x) != kNotYet && __float_as_uint(value.y) != kNotYet && __float_as_uint(value.z) != kNotYet &&
-         __float_as_uint(value.w) != kNotYet;
-}
-
 // Adds what the blocks that share the tile computed and writes y. `each(visit)` calls visit(token, row, value) for the
 // elements the calling thread owns, the same ones in the same order every time.
 //
-// A tile's last block waits for the others' sums, each element telling by itself that it has come, and leaves kNotYet behind for
-// the next launch. It waits only for blocks before it, which the GPU started before it.
+// A tile's last block waits for the others' sums (mailbox.cuh).
 template <class T, bool GROUPED, class Each>
 __device__ void write(const Target<T, GROUPED> &target, const Work &work, unsigned tile, const RowEnds<T> &ends, Each each) {
   const LinearArgs &args = target.args;
@@ -219,21 +190,20 @@ __device__ void write(const Target<T, GROUPED> &target, const Work &work, unsign
   if (blockIdx.x != last) return;
   // Loads of several slices at once: one after the other, their latency would be most of a small product's time.
   constexpr int kAtOnce = 8;
-  const float4 not_yet = make_float4(__uint_as_float(kNotYet), __uint_as_float(kNotYet), __uint_as_float(kNotYet),
-                                     __uint_as_float(kNotYet));
   for (int i = 4 * threadIdx.x; i < T::kElements; i += 4 * T::kThreads) {
     float4 sum = make_float4(0, 0, 0, 0);
+    auto four_of = [&](unsigned block) { return reinterpret_cast<float4 *>(slice(block) + i); };
     for (unsigned block = first; block <= last; block += kAtOnce) {
       float4 parts[kAtOnce];
 #pragma unroll
       for (int s = 0; s < kAtOnce; ++s) {
         parts[s] = make_float4(0, 0, 0, 0);
-        if (block + s <= last) parts[s] = load_now(slice(block + s) + i);
+        if (block + s <= last) parts[s] = load_now(four_of(block + s));
       }
 #pragma unroll
       for (int s = 0; s < kAtOnce; ++s) {
-        while (!has_come(parts[s])) parts[s] = load_now(slice(block + s) + i);
-        if (block + s <= last) __stcg(reinterpret_cast<float4 *>(slice(block + s) + i), not_yet);
+        while (!has_come(parts[s])) parts[s] = load_now(four_of(block + s));
+        if (block + s <= last) renew(four_of(block + s));
         sum.x += parts[s].x;
         sum.y += parts[s].y;
         sum.z += parts[s].z;
