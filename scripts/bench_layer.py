@@ -1,0 +1,108 @@
+#!/usr/bin/env python3
+"""Times a decoding step's products with the small kernels before them on the GPU at hand; the result is JSON.
+
+    python scripts/bench_layer.py --output docs/results/NAME.json --library build/cuda-80-90/libvoltserve_cuda.so \
+        --library build/cuda-90-90/libvoltserve_cuda.so
+
+In a CUDA graph, over as many layers of Qwen3-32B as no L2 keeps: norm, qkv, o, norm, gate_up, silu_and_mul, down;
+medians of replays. Not in it: rotation and attention. With code for 9.0 and later kernels start before the one before
+them has ended (kernels/cuda/dependent.cuh), with code for 8.0 they do not; several libraries are measured in turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from kernels.tools.native import Library
+from kernels.tools.native_norm import NormLibrary
+from scripts.bench_gpu import SHAPES, copies, seconds
+
+Launch = Callable[[], Any]
+TURNS = 3
+EPS = 1e-6
+
+
+def layer(library: Library, norms: NormLibrary, m: int, weights: dict[str, Any]) -> list[tuple[str, Launch]]:
+    """The launches of one layer, by name, each on its predecessor's result where the shapes allow it."""
+
+    def halves(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, device="cuda").half()
+
+    qkv, o, gate_up, down = (weights[name] for name in ("qkv", "o", "gate_up", "down"))
+    hidden, residual, norm_weight, normed = halves(m, qkv.k), halves(m, qkv.k), halves(qkv.k), halves(m, qkv.k)
+    wide, activated = halves(m, gate_up.n), halves(m, down.k)
+    norm = norms.norm(hidden, residual, norm_weight, EPS, normed)
+    return [
+        ("norm", norm),
+        ("qkv", library.linear(normed, qkv, halves(m, qkv.n))),
+        ("o", library.linear(halves(m, o.k), o, hidden)),
+        ("norm", norm),
+        ("gate_up", library.linear(normed, gate_up, wide)),
+        ("silu_and_mul", partial(library.silu_and_mul, wide, activated)),
+        ("down", library.linear(activated, down, hidden)),
+    ]
+
+
+class Layers:
+    """Layers of one rank, whose weights are packed once."""
+
+    def __init__(self, library: Path, ranks: str) -> None:
+        self.native, self.norms, self.library, self.ranks = Library(library), NormLibrary(library), library, ranks
+        named = {name.split()[-1]: (n, k) for name, n, k in SHAPES if name.startswith(f"Qwen3-32B {ranks}")}
+        made = {name: copies(self.native, *shape) for name, shape in named.items()}
+        count = min(len(weights) for weights in made.values())
+        self.weights = [{name: weights[i] for name, weights in made.items()} for i in range(count)]
+
+    def measure(self, m: int, turn: int) -> dict[str, Any]:
+        """Microseconds of a layer's launches, and of each by itself, one after another of its kind."""
+        layers = [layer(self.native, self.norms, m, weights) for weights in self.weights]
+        together = seconds([launch for one in layers for _, launch in one]) * len(layers[0])
+        alone = {
+            name: round(1e6 * seconds([launch for one in layers for called, launch in one if called == name]), 2)
+            for name in dict(layers[0])
+        }
+        return {
+            "model": f"Qwen3-32B {self.ranks}", "m": m, "library": str(self.library), "turn": turn,
+            "layers": len(layers), "layer_us": round(1e6 * together, 2), "alone_us": alone,
+        }  # fmt: skip
+
+
+def main() -> None:
+    """Measures, prints a table, writes the JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--library", type=Path, action="append", required=True)
+    parser.add_argument("--tokens", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32])
+    arguments = parser.parse_args()
+    began = time.monotonic()
+    rows = []
+    for ranks in ("TP1", "TP2"):
+        ways = [Layers(library, ranks) for library in arguments.library]
+        for m in arguments.tokens:
+            for turn in range(TURNS):
+                for way in ways:
+                    rows.append(way.measure(m, turn))
+                    print(*rows[-1].values(), flush=True)
+    result = {
+        "what": "a layer's products and the small kernels before them, in a row",
+        "provenance": "measured",
+        "device": torch.cuda.get_device_name(),
+        "command": " ".join(sys.argv),
+        "rows": rows,
+        "seconds": round(time.monotonic() - began, 1),
+    }
+    arguments.output.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
