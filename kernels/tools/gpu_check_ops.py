@@ -2,8 +2,8 @@
 
     python kernels/tools/gpu_check_ops.py --ops PATH/ops.so --output docs/results/NAME.json
 
-Shapes and views of x, the path through cuBLAS, CUDA graphs, two streams at once, experts, the gate, and the messages
-for bad arguments.
+Shapes and views of x, the path through cuBLAS, CUDA graphs, two streams at once, experts, the gate, kernels in
+a row, and the messages for bad arguments.
 """
 
 from __future__ import annotations
@@ -163,6 +163,43 @@ def gates(c: Checker) -> None:
         c.expect("silu_and_mul", f"{shape}: other bits in a graph", torch.equal(captured, y))
 
 
+def rows_of_kernels(c: Checker) -> None:
+    """Kernels that start early give in a row, and in graphs, the bits that they give one at a time."""
+    (_, up), (_, down) = c.weight(4096, 1024), c.weight(1024, 2048)
+    weight = torch.ones(1024, dtype=torch.float16, device="cuda")
+
+    def row(x: torch.Tensor, apart: bool) -> torch.Tensor:
+        residual = x.clone()
+        for _ in range(8):
+            for step in (
+                lambda x: c.ops.all_reduce_rms_norm(
+                    x, residual, weight, 1e-6, [], [], None, 0, 0.0, None, None, None, None, 0
+                ),
+                lambda x: c.ops.nvfp4_linear(x, *up),
+                c.ops.silu_and_mul,
+                lambda x: c.ops.nvfp4_linear(x, *down),
+            ):
+                x = step(x)
+                if apart:
+                    torch.cuda.synchronize()
+        return torch.cat([x, residual])
+
+    for m in (1, 2, 4, 8, 16, 32):
+        xs = [random_activations(m, 1024, c.random) for _ in range(20)]
+        expected = [row(x, apart=True) for x in xs]
+        together = [row(x, apart=False) for x in xs]
+        fed = xs[0].clone()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            made = row(fed, apart=False)
+        for i, x in enumerate(xs):
+            c.expect("row", f"M={m} {i}: a number that is none", bool(expected[i].isfinite().all()))
+            c.expect("row", f"M={m} {i}: other bits", torch.equal(together[i], expected[i]))
+            fed.copy_(x)
+            graph.replay()
+            c.expect("row", f"M={m} {i}: other bits in a graph", torch.equal(made, expected[i]))
+
+
 def bad_arguments(c: Checker) -> None:
     """Each is named."""
     w, weight = c.weight(64, 64)
@@ -190,7 +227,7 @@ def main() -> int:
     arguments = options.parse_args()
     torch.ops.load_library(str(arguments.ops))
     checker = Checker()
-    for part in (shapes, graphs_and_streams, experts, gates, bad_arguments):
+    for part in (shapes, graphs_and_streams, experts, gates, rows_of_kernels, bad_arguments):
         part(checker)
     return checker.finish("torch.ops.voltserve on a GPU", arguments.output)
 
