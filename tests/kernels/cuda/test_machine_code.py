@@ -81,8 +81,19 @@ def test_no_kernel_touches_local_memory(sass: dict[str, list[Instruction]]) -> N
 
 
 @pytest.mark.parametrize(
-    ("oldest", "instruction"), [("sm_70", "mma.sync.aligned.m8n8k4"), ("sm_80", "mma.sync.aligned.m16n8k16")]
+    ("oldest", "instruction"),
+    [
+        ("sm_70", "mma.sync.aligned.m8n8k4"),
+        ("sm_80", "mma.sync.aligned.m16n8k16"),
+        ("sm_90", "griddepcontrol.wait"),
+    ],
 )
 def test_ptx_for_newer_gpus_is_in_the_library(build: Path, cuda_home: Path, oldest: str, instruction: str) -> None:
     command = [cuda_home / "bin" / "cuobjdump", "--dump-ptx", "-arch", oldest, build / "libvoltserve_cuda.so"]
     assert instruction in subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+@pytest.mark.parametrize("instruction", ["griddepcontrol", "m16n8k16"])
+def test_a_v100s_code_has_nothing_of_newer_gpus(build: Path, cuda_home: Path, instruction: str) -> None:
+    command = [cuda_home / "bin" / "cuobjdump", "--dump-ptx", "-arch", "sm_70", build / "libvoltserve_cuda.so"]
+    assert instruction not in subprocess.run(command, check=True, capture_output=True, text=True).stdout
