@@ -287,12 +287,13 @@ async def rates(
     """One row; with --eager three of recorded steps and three of steps that are not, in turns, since a machine's
     processors are not equally fast all the time.
     """
+    given = (streams, arguments.prompt, arguments.tokens, vocabulary, seed)
+    if not arguments.eager:
+        return [await measure(engine, *given)]
     rows = []
-    for recorded in (True, False) * 3 if arguments.eager else (False,):
-        if arguments.eager:
-            await engine.collective_rpc("voltserve_replay", args=(recorded,))
-        row = await measure(engine, streams, arguments.prompt, arguments.tokens, vocabulary, seed)
-        rows.append({"recorded": recorded} | row)
+    for recorded in (True, False) * 3:
+        await engine.collective_rpc("voltserve_replay", args=(recorded,))
+        rows.append({"recorded": recorded} | await measure(engine, *given))
     return rows
 
 
