@@ -26,8 +26,8 @@ from compare import GAP, first_difference
 
 LIKELIEST = 5
 WAIT_S = 120.0  # for the other engine
-# Of a router's two logits, in their deviation. Some 40 roundings of float16, of 2^-11 / sqrt(3) each,
-# lie between a token and the last layer's router; twice sqrt(2) for two logits of two engines; and four times that.
+# Between two of a router's logits, in their deviation. Some 40 roundings of float16, 2^-11 / sqrt(3) each, lie between
+# a token and the last layer's router; times sqrt(2) for two engines, and again for two logits; and four times that.
 MARGIN = 2.0**-6
 Record = dict[str, Any]
 
