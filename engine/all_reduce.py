@@ -26,9 +26,6 @@ _ALIGNMENT = 16  # bytes
 TRIED = ((torch.float16, (1, 5120, 30_001, 163_840)), (torch.float32, (3, 5120, 262_144)))
 _ROUNDS = 6
 TRIED_ROWS, TRIED_HIDDEN = (1, 7, 64), 5120
-# As the op's next_codes, next_scales, next_row_factor and next_group.
-Ahead = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None, int]
-NOTHING: Ahead = (None, None, None, 0)
 
 
 class AllReduceError(RuntimeError):
@@ -75,7 +72,7 @@ class AllReduce:
         return x.dtype == torch.float16 and x.numel() <= self._rows * x.shape[-1] and self.takes(x)
 
     def rms_norm(
-        self, x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float, ahead: Ahead = NOTHING
+        self, x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float
     ) -> torch.Tensor:
         """The RMS norm of the sum of all ranks' `x` and of `residual`, which becomes that sum; see all_reduce_rms_norm.
 
@@ -84,10 +81,9 @@ class AllReduce:
             residual: float16 [M, hidden], or None.
             weight: float16 [hidden].
             eps: added to the mean of squares.
-            ahead: the weight that the result is multiplied with next.
         """
         op = torch.ops.voltserve.all_reduce_rms_norm
-        y: torch.Tensor = op(x, residual, weight, eps, *self.places(), self.limit, None, *ahead)
+        y: torch.Tensor = op(x, residual, weight, eps, *self.places(), self.limit)
         return y
 
     def places(self) -> tuple[list[int], list[int], torch.Tensor, int]:
@@ -123,7 +119,7 @@ class AllReduce:
             shares = [_numbers(rows * TRIED_HIDDEN, torch.float16, rank).view(shape) for rank in range(self.ranks)]
             residual = torch.ones(shape, dtype=torch.float16, device=self._device)
             arguments = (shares[self.rank].to(self._device), residual, weight, 0.0, *self.places(), TRIAL_LIMIT, late)
-            got = torch.ops.voltserve.all_reduce_rms_norm(*arguments, *NOTHING).cpu()
+            got = torch.ops.voltserve.all_reduce_rms_norm(*arguments).cpu()
             if int(late):
                 return f"rank {int(late) - 1} did not answer within {TRIAL_LIMIT:g} s"
             total = torch.stack(shares).float().sum(0) + 1

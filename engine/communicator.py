@@ -7,7 +7,7 @@ from vllm.config import get_current_vllm_config_or_none
 from vllm.distributed.device_communicators.cuda_communicator import CudaCommunicator
 
 from engine import progress, volta
-from engine.all_reduce import Ahead, AllReduce, AllReduceError
+from engine.all_reduce import AllReduce, AllReduceError
 from engine.fused_norm import add_rms_norm
 
 
@@ -31,12 +31,12 @@ class VoltaCommunicator(CudaCommunicator):  # type: ignore[misc]  # vLLM's class
         return y
 
     def all_reduce_rms_norm(
-        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, ahead: Ahead
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> torch.Tensor:
         """The RMS norm of the sum of all ranks' x [M, hidden] and of `residual`, which becomes that sum; float16."""
         if self._ours is not None and self._ours.takes_rows(x):
-            return self._ours.rms_norm(x, residual, weight, eps, ahead)
-        return add_rms_norm(self.all_reduce(x), residual, weight, eps, *ahead)
+            return self._ours.rms_norm(x, residual, weight, eps)
+        return add_rms_norm(self.all_reduce(x), residual, weight, eps)
 
 
 def start(group: Any, device: torch.device, transport: volta.Transport) -> AllReduce | None:

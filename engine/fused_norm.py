@@ -1,13 +1,13 @@
 """What follows a product along the residual stream as one kernel: all-reduce, addition, RMS norm.
 
 A pattern of engine/fusion.py: vLLM's `fused_add_rms_norm`, with the all-reduce before it where nothing else reads that
-one's result, and the `rms_norm` of the first layer; kernels/cuda/norm.cuh, which reads the next product's weights
-ahead. Which all-reduce it is, ours in the same kernel or NCCL's before it, is decided when it is called: by its size.
+one's result, and the `rms_norm` of the first layer; kernels/cuda/norm.cuh. Which all-reduce it is, ours in the same
+kernel or NCCL's before it, is decided when it is called: by its size.
 """
 
 from typing import TYPE_CHECKING, Any
 
-from engine.fusion import VIEWS, Fused, drop, example, name_of, op_of, product_of
+from engine.fusion import VIEWS, Fused, drop, example, name_of, op_of
 
 if TYPE_CHECKING:
     import torch
@@ -22,16 +22,12 @@ def add_rms_norm(
     residual: "torch.Tensor | None",
     weight: "torch.Tensor",
     eps: float,
-    *ahead: Any,
 ) -> "torch.Tensor":
-    """The RMS norm of x [M, hidden] and of `residual`, which becomes their sum; float16.
-
-    `ahead`: next_codes, next_scales, next_row_factor and next_group of kernels/include/all_reduce.h's op.
-    """
+    """The RMS norm of x [M, hidden] and of `residual`, which becomes their sum; float16."""
     import torch
 
     op = torch.ops.voltserve.all_reduce_rms_norm
-    y: torch.Tensor = op(x, residual, weight, eps, [], [], None, 0, 0.0, None, *ahead)
+    y: torch.Tensor = op(x, residual, weight, eps, [], [], None, 0, 0.0)
     return y
 
 
@@ -41,13 +37,12 @@ def all_reduce_add_rms_norm(
     weight: "torch.Tensor",
     eps: float,
     group_name: str,
-    *ahead: Any,
 ) -> "torch.Tensor":
     """As add_rms_norm, of the sum of x of the ranks of vLLM's group of that name."""
     from vllm.distributed.parallel_state import _groups
 
     communicator: Any = _groups[group_name]().device_communicator
-    y: torch.Tensor = communicator.all_reduce_rms_norm(x, residual, weight, eps, ahead)
+    y: torch.Tensor = communicator.all_reduce_rms_norm(x, residual, weight, eps)
     return y
 
 
@@ -57,7 +52,7 @@ def fuse(graph: "fx.Graph") -> Fused:
     for node in list(graph.nodes):
         if op_of(node) == ADD:
             reason = _fuse_add(graph, node)
-        elif op_of(node) == PLAIN and product_of(node.args[0]).packed is not None:
+        elif op_of(node) == PLAIN and (like := example(node.args[1])) is not None and like.dim() == 2:  # not of heads
             reason = _fuse_plain(graph, node)
         else:
             continue
@@ -84,7 +79,6 @@ def _fuse_add(graph: "fx.Graph", node: Any) -> str:
         made = graph.call_function(function, (source, residual, weight, eps, *group))
     made.meta = dict(x.meta)
     x.replace_all_uses_with(made, delete_user_cb=lambda user: user is not node and user is not made)
-    made.args = (*made.args, *product_of(made))
     drop(graph, node)
     if summed:
         graph.erase_node(total)
@@ -99,7 +93,7 @@ def _fuse_plain(graph: "fx.Graph", node: Any) -> str:
     if name_of(out) not in ("empty", "empty_like"):
         return f"expected a result in memory of its own, got {name_of(out)}"
     with graph.inserting_before(node):
-        made = graph.call_function(add_rms_norm, (x, None, weight, eps, *product_of(out)))
+        made = graph.call_function(add_rms_norm, (x, None, weight, eps))
     made.meta = dict(out.meta)
     out.replace_all_uses_with(made, delete_user_cb=lambda user: user is not node)
     drop(graph, node)

@@ -19,8 +19,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(voltserve, m) {
       "all_reduce(Tensor x, int[] to, int[] from_, Tensor(a!) turns, int rank, float limit, Tensor(b!)? late=None) -> Tensor");
   m.def(
       "all_reduce_rms_norm(Tensor x, Tensor(a!)? residual, Tensor weight, float eps, int[] to, int[] from_, Tensor(b!)? turns, int "
-      "rank, float limit, Tensor(c!)? late, Tensor? next_codes, Tensor? next_scales, Tensor? next_row_factor, int next_group) -> "
-      "Tensor");
+      "rank, float limit, Tensor(c!)? late=None) -> Tensor");
   m.def("all_reduce_layout() -> (int, int, int, int)");
   m.def("map_host_memory(Tensor turns, int address, int bytes) -> int");
   m.def("unmap_host_memory(Tensor turns, int address) -> ()");

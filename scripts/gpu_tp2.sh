@@ -3,7 +3,7 @@
 # (build/gpu_tp2/, build/gpu_e2e/): the doctor's probes, greedy texts of small models in several formats on one and two ranks,
 # all-reduces, and tokens a second of Qwen3-32B's shapes. Each NCCL step runs by peer memory and by shared memory
 # (NCCL_P2P_DISABLE=1). Results go to $OUT/tp2.tar.xz (default: build/gpu_tp2/out/), renewed after each step.
-# Usage: gpu_tp2.sh STEP…     probes | texts | reduce | speed | ahead     WAYS=…: for texts (scripts/gpu_tp2/prepare.py)
+# Usage: gpu_tp2.sh STEP…     probes | texts | reduce | speed     WAYS=…: for texts (scripts/gpu_tp2/prepare.py)
 set -uo pipefail
 cd "$(dirname "$0")/.."
 ARCHIVE=${OUT:-$PWD/build/gpu_tp2/out}/tp2.tar.xz
@@ -52,8 +52,6 @@ reduce() {
 # steps, recorded and not.
 speed_shared() { NCCL_P2P_DISABLE=1 speed_of speed-shared --only-graphs --ways ${SPEED_WAYS:-kernels unfused nccl}; }
 speed_peer() { speed_of speed-peer --only-graphs --ways ${SPEED_WAYS:-kernels unfused nccl}; }
-# Whether reading weights ahead while ranks meet pays.
-ahead() { NCCL_P2P_DISABLE=1 speed_of ahead --only-graphs --ways kernels not-ahead kernels not-ahead --streams 1 8; }
 speed_eager() { NCCL_P2P_DISABLE=1 speed_of speed-eager --eager --ways kernels; }
 speed() { speed_shared && speed_peer && speed_eager; }
 # speed_of NAME FLAG…

@@ -103,12 +103,24 @@ __device__ inline Line get(const void *from) {
            static_cast<uint32_t>(high >> 32)}};
 }
 
-// The line at `from`, once `rank` has written this turn's.
-__device__ inline Line take(const ReduceArgs &args, const void *from, uint32_t turn, int rank, Patience &patience) {
-  while (true) {
-    const Line line = get(from);
-    if (line.turn() == turn || patience.over(args, rank)) return line;
-  }
+// Lines of `rank` at places of its slot's half, once all of them are this turn's; those at places below 0 are zeros. Whatever is missing
+// is looked for at once, not one after the other: each look is a way over the bus.
+template <int kLines>
+__device__ inline void receive(const ReduceArgs &args, uint32_t turn, int rank, const int (&places)[kLines], Line (&lines)[kLines],
+                               Patience &patience) {
+  const unsigned char *const from = args.from[rank] + (turn & 1) * kSlotHalf;
+#pragma unroll
+  for (int i = 0; i < kLines; ++i) lines[i] = {{0, 0, 0, places[i] < 0 ? turn << 16 : 0}};
+  bool missing;
+  do {
+    missing = false;
+#pragma unroll
+    for (int i = 0; i < kLines; ++i) {
+      if (lines[i].turn() != turn) lines[i] = get(from + places[i] * kLineBytes);
+    }
+#pragma unroll
+    for (int i = 0; i < kLines; ++i) missing |= lines[i].turn() != turn;
+  } while (missing && !patience.over(args, rank));
 }
 
 // Sums of a line's numbers.
@@ -152,26 +164,6 @@ struct Sums<float> {
     return {{__float_as_uint(numbers[0]), __float_as_uint(numbers[1]), __float_as_uint(numbers[2]), 0}};
   }
 };
-
-// The sums of some lines, at places of a slot's half; of those below 0 nothing. `own`: this rank's. All are on their way before one is
-// waited for.
-template <class T, int kLines>
-__device__ inline void sum_lines(const ReduceArgs &args, uint32_t turn, const int (&places)[kLines], const Line (&own)[kLines],
-                                 Sums<T> (&sums)[kLines], Patience &patience) {
-#pragma unroll 1
-  for (int rank = 0; rank < args.ranks; ++rank) {
-    const unsigned char *const from = args.from[rank] + (turn & 1) * kSlotHalf;
-    const bool other = rank != args.rank;
-    Line lines[kLines];
-#pragma unroll
-    for (int i = 0; i < kLines; ++i) lines[i] = other && places[i] >= 0 ? get(from + places[i] * kLineBytes) : own[i];
-#pragma unroll
-    for (int i = 0; i < kLines; ++i) {
-      if (other && places[i] >= 0 && lines[i].turn() != turn) lines[i] = take(args, from + places[i] * kLineBytes, turn, rank, patience);
-      sums[i].add(lines[i]);
-    }
-  }
-}
 
 // This rank's line to its place, for all to read.
 __device__ inline void send(const ReduceArgs &args, uint32_t turn, int place, const Line &line) {
@@ -263,15 +255,21 @@ __global__ void __launch_bounds__(kReduceThreads) all_reduce_kernel(const Reduce
   if (blockIdx.x == 0) renew(args, turn, lines);
   for (int first = begin; first < lines; first += kLines * stride) {
     int places[kLines];
-    Line own[kLines];
     Sums<T> sums[kLines];
 #pragma unroll
-    for (int i = 0; i < kLines; ++i) {
-      const int line = first + i * stride;
-      places[i] = line < lines ? line : -1;
-      own[i] = line < lines ? load(x, line * kNumbers, args.count) : Line{};
+    for (int i = 0; i < kLines; ++i) places[i] = first + i * stride < lines ? first + i * stride : -1;
+#pragma unroll 1
+    for (int rank = 0; rank < args.ranks; ++rank) {
+      Line parts[kLines];
+      if (rank == args.rank) {
+#pragma unroll
+        for (int i = 0; i < kLines; ++i) parts[i] = load(x, (first + i * stride) * kNumbers, args.count);
+      } else {
+        receive(args, turn, rank, places, parts, patience);
+      }
+#pragma unroll
+      for (int i = 0; i < kLines; ++i) sums[i].add(parts[i]);
     }
-    sum_lines(args, turn, places, own, sums, patience);
 #pragma unroll
     for (int i = 0; i < kLines; ++i) {
       if (places[i] >= 0) store(static_cast<T *>(args.y), places[i] * kNumbers, args.count, sums[i].rounded());

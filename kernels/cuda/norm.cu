@@ -10,9 +10,9 @@ cudaError_t launch(const NormArgs &args, const NormPlan &plan, cudaStream_t stre
   if constexpr (kUnits > 1) {
     if (plan.units < kUnits) return launch<kUnits - 1>(args, plan, stream);
   }
-  const int blocks = args.rows + ahead_parts(args.ahead, plan.threads);
-  if (args.reduce.ranks > 1) return launch_early<norm_kernel<kUnits, true>>(blocks, plan.threads, 0, stream, args);
-  return launch_early<norm_kernel<kUnits, false>>(blocks, plan.threads, 0, stream, args);
+  if (args.reduce.ranks < 2) return launch_early<norm_kernel<kUnits, false>>(args.rows, plan.threads, 0, stream, args);
+  if constexpr (kUnits <= kNormUnitsOfRanks) return launch_early<norm_kernel<kUnits, true>>(args.rows, plan.threads, 0, stream, args);
+  return cudaErrorInvalidValue;
 }
 
 }  // namespace

@@ -3,14 +3,14 @@
 
 #include <cuda_fp16.h>
 
-#include "ahead.h"
 #include "all_reduce.h"
 
 namespace voltserve {
 
 constexpr int kNormThreads = 512;  // of a block at most, which has a row
-constexpr int kNormNumbers = 8;    // that a thread reads at once where x is no ranks' sum; otherwise a line's
-constexpr int kNormUnits = 5;      // of so many numbers, a thread at most
+constexpr int kNormNumbers = 8;    // of a unit: what a thread reads at once
+constexpr int kNormNumbersOfRanks = 2 * kLineHalves;  // likewise where ranks meet, as two lines
+constexpr int kNormUnits = 4, kNormUnitsOfRanks = 3;  // of a thread at most
 constexpr int kMaxHidden = 16384;
 
 struct NormArgs {
@@ -19,7 +19,6 @@ struct NormArgs {
   const __half *weight;  // [hidden]
   int rows, hidden;
   float eps;
-  Ahead ahead;  // what other blocks read
 };
 
 struct NormPlan {

@@ -7,13 +7,13 @@
 
 extern "C" {
 
-// The structs of this interface (c_structs.h); NormArgs holds ReduceArgs and Ahead, which their own interfaces describe.
+// The structs of this interface (c_structs.h); NormArgs holds ReduceArgs, which its own interface describes.
 const char *voltserve_norm_structs() {
   using namespace voltserve;
   static const std::string text =
       describe("NormArgs", sizeof(NormArgs),
                {AT(NormArgs, reduce), AT(NormArgs, residual), AT(NormArgs, weight), AT(NormArgs, rows), AT(NormArgs, hidden),
-                AT(NormArgs, eps), AT(NormArgs, ahead)}) +
+                AT(NormArgs, eps)}) +
       describe("NormPlan", sizeof(NormPlan), {AT(NormPlan, units), AT(NormPlan, threads)});
   return text.c_str();
 }

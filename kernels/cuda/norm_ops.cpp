@@ -8,7 +8,6 @@
 
 #include "norm_launch.h"
 #include "reduce_binding.h"
-#include "weight_binding.h"
 
 namespace {
 
@@ -20,8 +19,7 @@ void expect_aligned(const char* name, const Tensor& tensor) {
 
 Tensor all_reduce_rms_norm(Tensor x, std::optional<Tensor> residual, Tensor weight, double eps, std::vector<int64_t> to,
                            std::vector<int64_t> from, std::optional<Tensor> turns, int64_t rank, double limit,
-                           std::optional<Tensor> late, std::optional<Tensor> next_codes, std::optional<Tensor> next_scales,
-                           std::optional<Tensor> next_row_factor, int64_t next_group) {
+                           std::optional<Tensor> late) {
   const Call call("x", x);
   expect("weight", weight, call.place, ScalarType::Half, {-1});
   const int64_t hidden = weight.size(0);
@@ -53,7 +51,6 @@ Tensor all_reduce_rms_norm(Tensor x, std::optional<Tensor> residual, Tensor weig
   args.rows = static_cast<int>(rows);
   args.hidden = static_cast<int>(hidden);
   args.eps = static_cast<float>(eps);
-  args.ahead = next_weight(call, args.reduce.ranks, rows, next_codes, next_scales, next_row_factor, next_group);
   check(launch_norm(args, plan, call.stream), "all_reduce_rms_norm");
   return y;
 }

@@ -19,9 +19,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from kernels.tools.findings import Findings, parser
-from kernels.tools.native import LIBRARY, Ahead, Library, Packed
+from kernels.tools.native import LIBRARY
 from kernels.tools.native_norm import NormLibrary
-from kernels.tools.reference import random_weights
 
 HIDDEN = (8, 64, 72, 576, 2048, 2560, 3584, 3592, 4096, 5120, 7168, 8192, 12_288, 16_384)
 ROWS = (1, 2, 7, 16, 33, 64)
@@ -46,29 +45,23 @@ class Checker(Findings):
 
     def __init__(self, library: Path) -> None:
         super().__init__()
-        self.native, self.linear = NormLibrary(library), Library(library)
+        self.native = NormLibrary(library)
         self.random = torch.Generator("cuda").manual_seed(11)
-        self.weights: list[Packed] = []  # kept while they are read
 
     def numbers(self, *shape: int) -> torch.Tensor:
         """Normally distributed float16."""
         return torch.randn(*shape, device="cuda", generator=self.random).half()
 
-    def alone(self, rows: int, hidden: int, kind: str, *, residual: bool, aheads: list[Ahead | None]) -> None:
-        """No ranks: with each of `aheads` the same bits."""
+    def alone(self, rows: int, hidden: int, kind: str, *, residual: bool) -> None:
+        """No ranks."""
         x, weight = KINDS[kind](self.numbers(rows, hidden).float()).half(), self.numbers(hidden)
         former = self.numbers(rows, hidden) if residual else None
-        kept: list[torch.Tensor] = []
-        for ahead in aheads:
-            now = None if former is None else former.clone()
-            buffer, y = self.guarded(rows, hidden)
-            launch = self.native.norm(x, now, weight, EPS, y, ahead=ahead)
-            launch()
-            what = f"rows={rows} hidden={hidden} {kind} residual={residual} ahead={ahead is not None}"
-            self.judge("alone", what, x, former, now, weight, y)
-            self.intact("alone", what, buffer)
-            kept.append(y)
-        self.expect("alone", "reading ahead changed bits", all(torch.equal(one, kept[0]) for one in kept))
+        now = None if former is None else former.clone()
+        buffer, y = self.guarded(rows, hidden)
+        self.native.norm(x, now, weight, EPS, y)()
+        what = f"rows={rows} hidden={hidden} {kind} residual={residual}"
+        self.judge("alone", what, x, former, now, weight, y)
+        self.intact("alone", what, buffer)
 
     def ranks(self, rows: int, hidden: int, ranks: int, kind: str) -> None:
         """All ranks' x summed, several calls after one another, each rank a stream."""
@@ -132,25 +125,11 @@ class Checker(Findings):
         around = torch.cat([buffer[:GUARD], buffer[-GUARD:]])
         self.expect(kind, f"{what}: wrote outside y", bool(around.isnan().all()))
 
-    def aheads(self, m: int) -> list[Ahead | None]:
-        """Nothing, and the first of a weight of several sizes, of which one is smaller than what is to be read."""
-        made: list[Ahead | None] = [None]
-        for n, k in ((5120, 5120), (48, 128)):
-            w = random_weights(n, k, 16, self.random)
-            packed = self.linear.pack(w.codes, w.scales, w.row_factor, 16)
-            device = torch.cuda.get_device_properties(0)
-            arch, processors = device.major * 10 + device.minor, device.multi_processor_count
-            made += [
-                self.linear.read_ahead(size, m, n, k, 16, arch, processors, packed) for size in (1 << 20, 64 << 20)
-            ]
-            self.weights.append(packed)
-        return made
-
 
 def check_op(checker: Checker) -> None:
     """The op's results without ranks, and bad arguments with what their errors must say."""
     op = torch.ops.voltserve.all_reduce_rms_norm
-    rest = ([], [], None, 0, 0.0, None, None, None, None, 0)
+    rest = ([], [], None, 0, 0.0)
     for shape in ((1, 5120), (3, 576), (0, 64), (2, 3, 128), (100, 4096)):
         x, weight, former = checker.numbers(*shape), checker.numbers(shape[-1]), checker.numbers(*shape)
         for residual in (None, former.clone()):
@@ -169,9 +148,8 @@ def check_op(checker: Checker) -> None:
         "weight: expected contiguous Half [any]": lambda: op(x, None, weight.float(), EPS, *rest),
         "residual: expected contiguous Half": lambda: op(x, x[:4], weight, EPS, *rest),
         "hidden: expected a multiple of 8": lambda: op(x[:, :12].contiguous(), None, weight[:12], EPS, *rest),
-        "from_: expected 2 to 8 addresses": lambda: op(x, None, weight, EPS, [16], [16], turns, 0, 1.0, *rest[5:]),
-        "x: rows: expected at most 64": lambda: op(many, None, weight, EPS, [16], [16, 32], turns, 0, 1.0, *rest[5:]),
-        "next_scales, next_row_factor": lambda: op(x, None, weight, EPS, *rest[:6], x, None, None, 16),
+        "from_: expected 2 to 8 addresses": lambda: op(x, None, weight, EPS, [16], [16], turns, 0, 1.0),
+        "x: rows: expected at most 64": lambda: op(many, None, weight, EPS, [16], [16, 32], turns, 0, 1.0),
     }
     for message, call in calls.items():
         try:
@@ -190,16 +168,15 @@ def main() -> int:
     options.add_argument("--quick", action="store_true")
     arguments = options.parse_args()
     checker = Checker(arguments.library)
-    aheads = {m: checker.aheads(m) for m in ((1, 7) if arguments.quick else ROWS)}
     hidden_sizes = (72, 5120, 16_384) if arguments.quick else HIDDEN
-    for rows, hidden in itertools.product(aheads, hidden_sizes):
+    for rows, hidden in itertools.product((1, 7) if arguments.quick else ROWS, hidden_sizes):
         for number, kind in enumerate(KINDS):
             if number == 0 or not arguments.quick:
-                checker.alone(rows, hidden, kind, residual=True, aheads=aheads[rows])
-                checker.alone(rows, hidden, kind, residual=False, aheads=[None])
+                checker.alone(rows, hidden, kind, residual=True)
+                checker.alone(rows, hidden, kind, residual=False)
     if not arguments.quick:
         for rows, hidden in ((1000, 5120), (3, 16_384)):
-            checker.alone(rows, hidden, "usual", residual=True, aheads=[None])
+            checker.alone(rows, hidden, "usual", residual=True)
         places = torch.cuda.get_device_properties(0).multi_processor_count  # for all ranks' blocks at once
         for ranks, rows, hidden in itertools.product((2, 3, 8), ROWS, HIDDEN):
             if rows <= (1 << 20) // 2 // hidden and ranks * rows <= places:

@@ -6,7 +6,7 @@ import ctypes
 from pathlib import Path
 from typing import Any
 
-from kernels.tools.native import LIBRARY, Ahead, load
+from kernels.tools.native import LIBRARY, load
 from kernels.tools.native_all_reduce import ReduceArgs
 
 
@@ -16,7 +16,6 @@ class _NormArgs(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("residual", "weight")),
         *((name, ctypes.c_int) for name in ("rows", "hidden")),
         ("eps", ctypes.c_float),
-        ("ahead", Ahead),
     ]
 
 
@@ -51,7 +50,6 @@ class NormLibrary:
         places: tuple[list[int], list[int], Any, int] | None = None,
         limit: float = 10.0,
         late: Any = None,
-        ahead: Ahead | None = None,
     ) -> Any:
         """A callable that launches it; see all_reduce_rms_norm in kernels/include/all_reduce.h, and `places` there.
 
@@ -66,7 +64,6 @@ class NormLibrary:
             to, slots, turns, rank = places
             args.reduce = ReduceArgs.of(to, slots, turns, rank, limit, late)
         args.reduce.x, args.reduce.y = x.data_ptr(), y.data_ptr()
-        args.ahead = ahead or Ahead()
         plan = self._plan(x.shape[0], x.shape[1], args.reduce.ranks)
 
         def launch(keep: Any = (x, residual, weight, y, turns, late)) -> None:

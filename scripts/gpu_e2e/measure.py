@@ -7,9 +7,9 @@ kernel that only reads is the yardstick. --eager: as `serve --enforce-eager`, wh
 and fused (engine/recording.py), and steps of the model's modules, in turns; without it, eager steps are of the modules.
 
 Ways: `kernels`, as it is served; `unfused`, the model's modules captured, neither recorded nor fused; `nccl`, with
-NCCL's all-reduces in place of ours; `not-ahead`, without reading weights ahead while ranks meet; `reference`, the
-modules, with each weight dequantized to float16 and multiplied by cuBLAS, on every call. Else model, cache, attention,
-sampling and engine are the same, in one process. Prompts are random.
+NCCL's all-reduces in place of ours; `reference`, the modules, with each weight dequantized to float16 and multiplied by
+cuBLAS, on every call. Else model, cache, attention, sampling and engine are the same, in one process. Prompts are
+random.
 Profiles come last: what torch's profiler has once looked at launches kernels more slowly ever after.
 """
 
@@ -35,7 +35,6 @@ from torch.nn import functional
 from vllm.distributed.parallel_state import get_tp_group
 
 from engine import recording
-from engine.all_reduce import NOTHING
 from engine.graph_check import GraphSwitch
 from engine.linear import QuasarNvfp4LinearMethod
 
@@ -60,10 +59,6 @@ class Bench(profiles.Profilers, GraphSwitch):
         if communicator is not None:  # one rank has none
             self._own_all_reduce = getattr(self, "_own_all_reduce", communicator._ours)
             communicator._ours = None if way == "nccl" else self._own_all_reduce
-            vars(communicator).pop("all_reduce_rms_norm", None)
-            if way == "not-ahead":
-                norm = communicator.all_reduce_rms_norm
-                communicator.all_reduce_rms_norm = lambda *operands: norm(*operands[:-1], NOTHING)
         self._modules = way in OF_MODULES
         if self.voltserve_captured_sizes():
             self.voltserve_replay(True)
@@ -93,7 +88,7 @@ class Bench(profiles.Profilers, GraphSwitch):
         }
 
 
-WAYS = ("kernels", "unfused", "reference", "nccl", "not-ahead")
+WAYS = ("kernels", "unfused", "reference", "nccl")
 OF_MODULES = ("unfused", "reference")
 
 

@@ -23,7 +23,7 @@ import torch
 from torch import distributed
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from engine.all_reduce import NOTHING, AllReduce, AllReduceError
+from engine.all_reduce import AllReduce, AllReduceError
 from engine.fused_norm import add_rms_norm
 from kernels.tools.native_all_reduce import BLOCKS, ReduceLibrary
 from scripts.gpu_tp2 import reduce_check
@@ -32,7 +32,6 @@ HIDDEN, LAYERS = 5120, 64  # Qwen3-32B
 TOKENS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 102, 512)
 ROUNDS, CALLS = 9, 64
 NORM_ROWS = 64  # of one call
-PRODUCTS, WEIGHTS = (5120, 25600), 24  # rows of what comes after a norm: qkv and gate_up of a rank
 SWEPT = (1, 4, 8, 16, 32, 102)
 WAYS: dict[str, tuple[Any, dict[str, str]]] = {
     "shared": ("host memory", {"NCCL_P2P_DISABLE": "1"}),
@@ -68,8 +67,6 @@ def rank_main(rank: int, way: str, arguments: argparse.Namespace, store: Path, r
         for name, call in calls.items()
         if name == "nccl" or tokens <= (NORM_ROWS if "norm" in name else reduce_check.LARGEST // 2 // HIDDEN)
     ]
-    if "ours" in calls:
-        result["before_products"] = list(before_products(ours, device))
     if arguments.sweep and "ours" in calls:
         result["rows"] += list(sweep(ours, ReduceLibrary(arguments.sweep), device))
     results.put((rank, result))
@@ -83,44 +80,12 @@ def with_norm(ours: AllReduce, device: torch.device) -> dict[str, Callable[[torc
     weight = torch.ones(HIDDEN, dtype=torch.float16, device=device)
 
     def apart(x: torch.Tensor) -> torch.Tensor:
-        return add_rms_norm(ours(x), residual[: len(x)], weight, 1e-6, *NOTHING)
+        return add_rms_norm(ours(x), residual[: len(x)], weight, 1e-6)
 
     def together(x: torch.Tensor) -> torch.Tensor:
         return ours.rms_norm(x, residual[: len(x)], weight, 1e-6)
 
     return {"ours, then norm": apart, "ours with norm": together}
-
-
-def before_products(ours: AllReduce, device: torch.device) -> Iterator[dict[str, Any]]:
-    """A sum with its norm and the product after it, with and without reading its weights ahead: in turns, a graph each.
-
-    Each product has a weight of its own, together more than the L2 holds.
-    """
-    weight = torch.ones(HIDDEN, dtype=torch.float16, device=device)
-    for rows in PRODUCTS:
-        operands = [packed(rows, device) for _ in range(WEIGHTS)]
-        for tokens in (1, 8, 16, 32):
-            x = torch.zeros(tokens, HIDDEN, dtype=torch.float16, device=device)
-            residual = torch.ones_like(x)
-            made: dict[str, Any] = {"rows": rows, "tokens": tokens}
-            graphs = {}
-            for name, ahead in (("us", False), ("us_ahead", True)):
-                graphs[name] = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graphs[name]):
-                    for one in operands:
-                        y = ours.rms_norm(x, residual, weight, 1e-6, one if ahead else NOTHING)
-                        torch.ops.voltserve.nvfp4_linear(y, *one)
-            for _ in range(3):
-                for name, graph in graphs.items():
-                    made.setdefault(name, []).append(median_us(graph.replay, device, len(operands)))
-            yield made
-
-
-def packed(rows: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]:
-    """A random weight [rows, HIDDEN] as nvfp4_linear takes it."""
-    codes = torch.randint(0, 256, (rows, HIDDEN // 2), dtype=torch.uint8, device=device)
-    scales = torch.ones(rows, HIDDEN // 16, device=device).to(torch.float8_e4m3fn)
-    return *torch.ops.voltserve.nvfp4_pack(codes, scales, 16), torch.ones(rows, device=device), 16
 
 
 def sweep(ours: AllReduce, library: ReduceLibrary, device: torch.device) -> Iterator[dict[str, Any]]:
@@ -178,8 +143,8 @@ def row(name: str, call: Callable[[torch.Tensor], Any], tokens: int, device: tor
     return made
 
 
-def median_us(calls: Callable[[], Any], device: torch.device, count: int = CALLS) -> float:
-    """Microseconds of one of the `count` calls, the median of some rounds."""
+def median_us(calls: Callable[[], Any], device: torch.device) -> float:
+    """Microseconds of one of the CALLS, the median of some rounds."""
     times = []
     for _ in range(ROUNDS):
         distributed.barrier()
@@ -187,7 +152,7 @@ def median_us(calls: Callable[[], Any], device: torch.device, count: int = CALLS
         began = time.perf_counter()
         calls()
         _wait(device)
-        times.append((time.perf_counter() - began) / count)
+        times.append((time.perf_counter() - began) / CALLS)
     return round(1e6 * statistics.median(times), 2)
 
 
@@ -240,12 +205,6 @@ def slower(told: dict[int, dict[str, Any]]) -> dict[str, Any]:
     for index, one in enumerate(merged["rows"]):
         for key in one.keys() & {"us", "us_in_a_graph"}:
             one[key] = max(answer["rows"][index][key] for answer in told.values())
-    for index, one in enumerate(merged.get("before_products", [])):
-        for key in ("us", "us_ahead"):
-            one[key] = [
-                max(times)
-                for times in zip(*(answer["before_products"][index][key] for answer in told.values()), strict=True)
-            ]
     return merged
 
 

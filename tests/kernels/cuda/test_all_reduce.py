@@ -58,7 +58,7 @@ def test_a_lines_data_and_turn_travel_in_one_access_of_the_whole_system(
     (code,) = [code for name, code in sass.items() if kernel in name]
     names = [i.name for i in code]
     assert "STG.E.128.STRONG.SYS" in names
-    assert names.count("LDG.E.128.STRONG.SYS") == 4  # of two lines, which are on their way together; and looking again
+    assert names.count("LDG.E.128.STRONG.SYS") == 2  # lines that are on their way together
     assert not any(name.startswith("MEMBAR") for name in names)
 
 

@@ -9,7 +9,7 @@ from kernels.tools.native import LIBRARY
 from kernels.tools.native_norm import NormLibrary
 from kernels.tools.sass_model import Instruction
 
-THREADS, UNITS = 512, 5
+THREADS, UNITS, UNITS_OF_RANKS = 512, 4, 3
 
 
 @pytest.fixture(scope="module")
@@ -17,13 +17,13 @@ def native(build: Path) -> NormLibrary:
     return NormLibrary(build / LIBRARY.name)
 
 
-@pytest.mark.parametrize(("ranks", "numbers"), [(1, 8), (2, 7), (8, 7)])
+@pytest.mark.parametrize(("ranks", "numbers"), [(1, 8), (2, 14), (8, 14)])
 def test_a_block_has_room_for_every_row_and_no_idle_warp(native: NormLibrary, ranks: int, numbers: int) -> None:
     for hidden in range(8, 16_384 + 8, 8):
         units, threads = native.plan(1, hidden, ranks)
         assert threads % 32 == 0
         assert threads <= THREADS
-        assert units <= UNITS
+        assert units <= (UNITS if ranks == 1 else UNITS_OF_RANKS)
         needed = -(-hidden // numbers)
         assert needed <= units * threads
         assert (units - 1) * THREADS < needed
@@ -53,14 +53,22 @@ def test_what_does_not_fit_is_named(native: NormLibrary, problem: tuple[int, int
         native.plan(*problem)
 
 
-@pytest.mark.parametrize("units", range(1, UNITS + 1))
+@pytest.mark.parametrize("units", range(1, UNITS_OF_RANKS + 1))
 def test_all_lines_are_asked_for_before_one_is_waited_for(sass: dict[str, list[Instruction]], units: int) -> None:
-    """One access a line, once in the first look at all of them and once where it is looked for again."""
+    """A line's data and turn travel in one access: two lines a unit, in one loop that looks for all of them."""
     (code,) = [code for name, code in sass.items() if f"norm_kernel<(int){units}, (bool)1>" in name]
     names = [i.name for i in code]
     assert names.count("LDG.E.128.STRONG.SYS") == 2 * units
-    assert names.count("STG.E.128.STRONG.SYS") >= units + 1  # of the row, and renewed places
+    assert names.count("STG.E.128.STRONG.SYS") >= 2 * units + 1  # of the row, and renewed places
     assert not any(name.startswith("MEMBAR") for name in names)
+
+
+def test_the_usual_widths_are_few_instructions(sass: dict[str, list[Instruction]]) -> None:
+    """A row's all wait for one multiprocessor: up to 7168 numbers of ranks' rows, 4096 of others."""
+    (ranks,) = [code for name, code in sass.items() if "norm_kernel<(int)1, (bool)1>" in name]
+    (alone,) = [code for name, code in sass.items() if "norm_kernel<(int)1, (bool)0>" in name]
+    assert len(ranks) <= 800
+    assert len(alone) <= 360
 
 
 @pytest.mark.parametrize("units", range(1, UNITS + 1))
@@ -72,12 +80,13 @@ def test_without_ranks_rows_move_in_whole_vectors(sass: dict[str, list[Instructi
 
 
 def test_a_rows_block_fits_a_v100s_processor_and_keeps_its_row_in_registers(build: Path) -> None:
-    """But for the widest rows of ranks, which spill a little."""
+    """But for rows of ranks above 14,336, which spill."""
     report = (build / "norm.o.ptxas").read_text()
     found = re.findall(
         r"norm_kernelILi(\d)ELb(\d)E\w*' for 'sm_70'.*?(\d+) bytes spill loads.*?Used (\d+)", report, re.DOTALL
     )
-    assert len(found) == 2 * UNITS
+    assert len(found) == UNITS + UNITS_OF_RANKS
     for units, reduce, spilled, registers in found:
         assert THREADS * int(registers) <= 65536
-        assert int(spilled) <= (0 if reduce == "0" else 40), f"{units} units, reduce={reduce}"
+        allowed = 0 if reduce == "0" else 16 if int(units) < UNITS_OF_RANKS else 192
+        assert int(spilled) <= allowed, f"{units} units, reduce={reduce}"
