@@ -181,22 +181,17 @@ __device__ inline Line load(const float *x, int first, int count) {
   return line;
 }
 
+// Of the last number of an odd count the word is read, which lies within its 16 bytes; what comes with it is never stored.
 __device__ inline Line load(const __half *x, int first, int count) {
-  Line line{};
-  const auto *const numbers = reinterpret_cast<const uint16_t *>(x) + first;
-  if (first + kLineHalves < count) {  // the eighth is there to be read
-    const bool odd = first & 1;
-    const auto *const words = reinterpret_cast<const uint32_t *>(numbers - odd);
-    const uint32_t w[4] = {words[0], words[1], words[2], words[3]};
+  const bool odd = first & 1;
+  const uint32_t *const words = reinterpret_cast<const uint32_t *>(x) + first / 2;
+  uint32_t w[4];
 #pragma unroll
-    for (int i = 0; i < 3; ++i) line.words[i] = odd ? __funnelshift_r(w[i], w[i + 1], 16) : w[i];
-    line.words[3] = odd ? w[3] >> 16 : w[3] & 0xFFFF;
-  } else {
+  for (int i = 0; i < 4; ++i) w[i] = first / 2 + i < (count + 1) / 2 ? words[i] : 0;
+  Line line;
 #pragma unroll
-    for (int i = 0; i < kLineHalves; ++i) {
-      if (first + i < count) line.words[i / 2] |= static_cast<uint32_t>(numbers[i]) << i % 2 * 16;
-    }
-  }
+  for (int i = 0; i < 3; ++i) line.words[i] = odd ? __funnelshift_r(w[i], w[i + 1], 16) : w[i];
+  line.words[3] = odd ? w[3] >> 16 : w[3] & 0xFFFF;
   return line;
 }
 
@@ -210,18 +205,9 @@ __device__ inline void store(float *y, int first, int count, const Line &line) {
 
 __device__ inline void store(__half *y, int first, int count, const Line &line) {
   auto *const numbers = reinterpret_cast<uint16_t *>(y) + first;
-  const uint32_t *const w = line.words;
-  if (first + kLineHalves <= count) {
-    const bool odd = first & 1;
-    auto *const words = reinterpret_cast<uint32_t *>(numbers + odd);
 #pragma unroll
-    for (int i = 0; i < 3; ++i) words[i] = odd ? __funnelshift_r(w[i], w[i + 1], 16) : w[i];
-    numbers[odd ? 0 : 6] = static_cast<uint16_t>(odd ? w[0] : w[3]);
-  } else {
-#pragma unroll
-    for (int i = 0; i < kLineHalves; ++i) {
-      if (first + i < count) numbers[i] = static_cast<uint16_t>(w[i / 2] >> i % 2 * 16);
-    }
+  for (int i = 0; i < kLineHalves; ++i) {
+    if (first + i < count) numbers[i] = static_cast<uint16_t>(line.words[i / 2] >> i % 2 * 16);
   }
 }
 
@@ -251,8 +237,10 @@ __global__ void __launch_bounds__(kReduceThreads) all_reduce_kernel(const Reduce
   const T *const x = static_cast<const T *>(args.x);
   Patience patience;
 
+#pragma unroll 1
   for (int line = begin; line < lines; line += stride) send(args, turn, line, load(x, line * kNumbers, args.count));
   if (blockIdx.x == 0) renew(args, turn, lines);
+#pragma unroll 1
   for (int first = begin; first < lines; first += kLines * stride) {
     int places[kLines];
     Sums<T> sums[kLines];
