@@ -1,12 +1,11 @@
 #!/usr/bin/env python3
 """Times a decoding step's products with the small kernels before them on the GPU at hand; the result is JSON.
 
-    python scripts/bench_layer.py --output docs/results/NAME.json --library build/cuda-80-90/libvoltserve_cuda.so \
-        --library build/cuda-90-90/libvoltserve_cuda.so
+    python scripts/bench_layer.py --output docs/results/NAME.json [--library build/cuda-90-90/libvoltserve_cuda.so]
 
 In a CUDA graph, over as many layers of Qwen3-32B as no L2 keeps: norm, qkv, o, norm, gate_up, silu_and_mul, down;
 medians of replays. Not in it: rotation and attention. With code for 9.0 and later kernels start before the one before
-them has ended (kernels/cuda/dependent.cuh), with code for 8.0 they do not; several libraries are measured in turns.
+them has ended (kernels/cuda/dependent.cuh), with code for 8.0 (build/cuda-80-90) they do not.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from typing import Any
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from kernels.tools.native import Library
+from kernels.tools.native import LIBRARY, Library
 from kernels.tools.native_norm import NormLibrary
 from scripts.bench_gpu import SHAPES, copies, seconds
 
@@ -57,7 +56,7 @@ class Layers:
     """Layers of one rank, whose weights are packed once."""
 
     def __init__(self, library: Path, ranks: str) -> None:
-        self.native, self.norms, self.library, self.ranks = Library(library), NormLibrary(library), library, ranks
+        self.native, self.norms, self.ranks = Library(library), NormLibrary(library), ranks
         named = {name.split()[-1]: (n, k) for name, n, k in SHAPES if name.startswith(f"Qwen3-32B {ranks}")}
         made = {name: copies(self.native, *shape) for name, shape in named.items()}
         count = min(len(weights) for weights in made.values())
@@ -72,7 +71,7 @@ class Layers:
             for name in dict(layers[0])
         }
         return {
-            "model": f"Qwen3-32B {self.ranks}", "m": m, "library": str(self.library), "turn": turn,
+            "model": f"Qwen3-32B {self.ranks}", "m": m, "turn": turn,
             "layers": len(layers), "layer_us": round(1e6 * together, 2), "alone_us": alone,
         }  # fmt: skip
 
@@ -81,22 +80,22 @@ def main() -> None:
     """Measures, prints a table, writes the JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, required=True)
-    parser.add_argument("--library", type=Path, action="append", required=True)
+    parser.add_argument("--library", type=Path, default=LIBRARY)
     parser.add_argument("--tokens", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32])
     arguments = parser.parse_args()
     began = time.monotonic()
     rows = []
     for ranks in ("TP1", "TP2"):
-        ways = [Layers(library, ranks) for library in arguments.library]
+        layers = Layers(arguments.library, ranks)
         for m in arguments.tokens:
             for turn in range(TURNS):
-                for way in ways:
-                    rows.append(way.measure(m, turn))
-                    print(*rows[-1].values(), flush=True)
+                rows.append(layers.measure(m, turn))
+                print(*rows[-1].values(), flush=True)
     result = {
         "what": "a layer's products and the small kernels before them, in a row",
         "provenance": "measured",
         "device": torch.cuda.get_device_name(),
+        "library": str(arguments.library),
         "command": " ".join(sys.argv),
         "rows": rows,
         "seconds": round(time.monotonic() - began, 1),
