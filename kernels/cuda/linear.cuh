@@ -14,7 +14,7 @@
 // written at once; of a tile shared by several, each leaves its sums in the workspace, and the last block adds them up.
 //
 // Bytes: the weights once, N * K * (1/2 + 1/group); for each 64 rows of them the tokens' activations, from the L2. Of the read
-// ceiling an H200 reaches 26-72 % at M = 1, by layer, where a kernel that only reads as much reaches 47-87 % (2026-11-30, measured,
+// ceiling an H200 reaches 26-74 % at M = 1, by layer, where a kernel that only reads as much reaches 48-90 % (2026-11-30, measured,
 // docs/results/cuda-h200-time-2026-11-30.json); a V100 PCIe, computed, 84 % over Qwen3-32B's layers at TP2.
 //
 // Grouped (mixture of experts): token block b uses expert experts[b]'s weights, and its slot s holds the token
