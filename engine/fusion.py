@@ -12,7 +12,7 @@ import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from engine.volta import Choice
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from torch import fx
 
 WHAT = "fused operations of a step"
-PRODUCT = "voltserve.nvfp4_linear"
 VIEWS = ("view", "reshape", "contiguous")
 # Nodes that change nothing: they can go when nobody reads them.
 PURE = {*VIEWS, "size", "split", "chunk", "getitem", "empty", "empty_like", "Size", "shape"}
@@ -57,15 +56,6 @@ PATTERNS: tuple[Pattern, ...] = (
 )
 
 
-class Operands(NamedTuple):
-    """A product's weights as `torch.ops.voltserve.nvfp4_linear` takes them (kernels/include/nvfp4.h), or nothing."""
-
-    packed: "fx.Node | None" = None
-    scales: "fx.Node | None" = None
-    row_factor: "fx.Node | None" = None
-    group_size: int = 0
-
-
 def fuse(graph: "fx.Graph", patterns: Sequence[Pattern] | None = None) -> Choice:
     """Applies every pattern to `graph`, and says what it did."""
     done = [(pattern.what, pattern.apply(graph)) for pattern in (PATTERNS if patterns is None else patterns)]
@@ -98,30 +88,6 @@ def example(node: Any) -> "torch.Tensor | None":
 def is_item(node: "fx.Node") -> bool:
     """Whether the node takes one of several values."""
     return node.target is operator.getitem
-
-
-def behind_views(node: Any) -> Any:
-    """What `node` is a view of."""
-    while getattr(node, "op", "") == "call_method" and name_of(node) in VIEWS:
-        node = node.args[0]
-    return node
-
-
-def product_of(node: "fx.Node") -> Operands:
-    """The operands of the only product that reads `node`, or a view of it; nothing where there is none, or several."""
-    products: list[Any] = [
-        user for user in _readers(node) if op_of(user) == PRODUCT and behind_views(user.args[0]) is behind_views(node)
-    ]
-    if len(products) != 1 or any(operand.op != "placeholder" for operand in products[0].args[1:4]):
-        return Operands()
-    return Operands(*products[0].args[1:5])
-
-
-def _readers(node: "fx.Node") -> "list[fx.Node]":
-    readers = []
-    for user in node.users:
-        readers += _readers(user) if name_of(user) in VIEWS and user.op == "call_method" else [user]
-    return readers
 
 
 def drop(graph: "fx.Graph", *nodes: "fx.Node") -> None:

@@ -12,7 +12,6 @@ products        kernels/tools/sass_model.py, from the sm_70 machine code
 attention       kernels/tools/attention_model.py, from the sm_70 machine code, over what it foretold of the time that an
                 H200 took
 small kernels   norms of heads with rotation and cache, and the gate: each as long as the shortest kernel in a graph.
-                What they read ahead of the next product counts for nothing: on an H200 it made steps no shorter
 all-reduce      scripts/all_reduce_model.py: ours with addition and norm, over PCIe through host memory, over NVLink
                 through peer memory
 lm_head         float16, bound by reading

@@ -3,7 +3,6 @@
 #include <cstdio>
 #include <exception>
 
-#include "ahead.h"
 #include "c_structs.h"
 #include "launch.h"
 #include "layout.cuh"
@@ -29,9 +28,6 @@ const char *voltserve_structs() {
                 AT(LinearArgs, bias), AT(LinearArgs, y), AT(LinearArgs, workspace), AT(LinearArgs, m),
                 AT(LinearArgs, n), AT(LinearArgs, k), AT(LinearArgs, x_stride), AT(LinearArgs, slots),
                 AT(LinearArgs, experts), AT(LinearArgs, padded_slots), AT(LinearArgs, top_k)}) +
-      describe("Ahead", sizeof(Ahead),
-               {AT(Ahead, codes), AT(Ahead, scales), AT(Ahead, blocks), AT(Ahead, depth), AT(Ahead, share), AT(Ahead, extra),
-                AT(Ahead, stages), AT(Ahead, tile_rows), AT(Ahead, column_tiles), AT(Ahead, scale_bytes)}) +
       describe("SiluArgs", sizeof(SiluArgs), {AT(SiluArgs, x), AT(SiluArgs, y), AT(SiluArgs, m), AT(SiluArgs, n)});
   return text.c_str();
 }
@@ -45,18 +41,6 @@ int voltserve_plan(const voltserve::Problem *problem, voltserve::Plan *plan, cha
     std::snprintf(error, error_size, "%s", failure.what());
     return 1;
   }
-}
-
-// What to read ahead of `next` (ahead.h), which has been planned without an error.
-void voltserve_read_ahead(const voltserve::Problem *next, const void *codes, const void *scales, size_t bytes,
-                          voltserve::Ahead *ahead) {
-  *ahead = voltserve::read_ahead(*next, codes, scales, bytes);
-}
-
-size_t voltserve_ahead_bytes(int arch, int ranks) { return voltserve::ahead_bytes(arch, ranks); }
-
-int voltserve_stage_ahead(const voltserve::Ahead *ahead, int block, int before) {
-  return voltserve::stage_ahead(*ahead, block, before);
 }
 
 // The name and sizes of a variant (plan.h), or null past the last.

@@ -17,7 +17,6 @@
 #include "launch.h"
 #include "layout.cuh"
 #include "plan.h"
-#include "weight_binding.h"
 
 namespace {
 
@@ -27,6 +26,37 @@ using namespace voltserve;
 constexpr int64_t kDequantizedBytes = 64 << 20;
 
 const __half* halves(const Tensor& tensor) { return data<const __half>(tensor); }
+
+int64_t padded(int64_t length, int64_t tile) { return (length + tile - 1) / tile * tile; }
+
+// W [N, K] in the packed layout, or E of them one after the other.
+struct Matrix {
+  const uint4* codes;
+  const uint8_t* scales;
+  const float* row_factor;
+  int64_t n, k;
+  int group;
+};
+
+// Checks W's tensors; `lead` is [E] for E matrices, empty for one.
+Matrix matrix(const Call& call, const Tensor& packed, const Tensor& scales, const Tensor& row_factor, int64_t group_size,
+              const std::vector<int64_t>& lead = {}) {
+  expect_group_size(group_size);
+  auto with = [&](std::vector<int64_t> shape) {
+    shape.insert(shape.begin(), lead.begin(), lead.end());
+    return shape;
+  };
+  expect("row_factor", row_factor, call.place, ScalarType::Float, with({-1}));
+  const int64_t n = row_factor.size(row_factor.dim() - 1), rows = padded(n, kTileRows);
+  expect("scales", scales, call.place, ScalarType::Float8_e4m3fn, with({rows, -1}), Layout::strided);
+  const int64_t k = scales.size(scales.dim() - 1) * group_size, columns = padded(k, kTileColumns);
+  expect("packed", packed, call.place, ScalarType::Byte, with({rows, columns / 2}));
+  STD_TORCH_CHECK(scales.stride(scales.dim() - 1) == 1 && scales.stride(scales.dim() - 2) == columns / group_size,
+                  "scales: expected the view that nvfp4_pack returned, with row stride ", columns / group_size,
+                  ", got ", scales.stride(scales.dim() - 2));
+  return {data<const uint4>(packed), data<const uint8_t>(scales), data<const float>(row_factor), n, k,
+          static_cast<int>(group_size)};
+}
 
 std::tuple<Tensor, Tensor> pack(Tensor codes, Tensor block_scales, int64_t group_size) {
   const Call call("codes", codes);
@@ -107,6 +137,11 @@ LinearArgs fused(const Call& call, const Tensor& x, const Matrix& w, const Tenso
   args.k = w.k;
   args.x_stride = x.stride(0);
   return args;
+}
+
+Problem problem(const Call& call, int64_t m, const Matrix& w, int64_t experts) {
+  return {static_cast<int>(m),  static_cast<int>(w.n),  static_cast<int>(w.k),    w.group,
+          call.gpu.arch, call.gpu.processors, static_cast<int>(experts)};
 }
 
 Tensor linear(Tensor x, Tensor packed, Tensor scales, Tensor row_factor, int64_t group_size, std::optional<Tensor> bias) {

@@ -54,16 +54,6 @@ class _LinearArgs(ctypes.Structure):
     ]
 
 
-class Ahead(ctypes.Structure):
-    """What kernels/cuda/ahead.h reads of the next product's weights."""
-
-    _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("codes", "scales")),
-        *((name, ctypes.c_int) for name in ("blocks", "depth", "share", "extra", "stages")),
-        *((name, ctypes.c_int) for name in ("tile_rows", "column_tiles", "scale_bytes")),
-    ]
-
-
 @dataclass(frozen=True)
 class Shape:
     """A fused kernel's block: tokens by rows, threads, tiles of 64 columns a stage, blocks that fit a V100's SM."""
@@ -131,9 +121,8 @@ class Library:
     """The launchers, on torch tensors of the current device and its current stream."""
 
     def __init__(self, path: Path = LIBRARY) -> None:
-        self._c = load(path, "voltserve_structs", (_Problem, _Plan, _Shape, _LinearArgs, Ahead, _SiluArgs))
+        self._c = load(path, "voltserve_structs", (_Problem, _Plan, _Shape, _LinearArgs, _SiluArgs))
         self._c.voltserve_shape.restype = ctypes.POINTER(_Shape)
-        self._c.voltserve_ahead_bytes.restype = ctypes.c_size_t
         self._c.voltserve_place_code.restype = ctypes.c_uint32
         self._c.voltserve_place_scale.restype = ctypes.c_uint32
 
@@ -176,29 +165,6 @@ class Library:
         plan, error = _Plan(), ctypes.create_string_buffer(256)
         failed = self._c.voltserve_plan(ctypes.byref(_Problem(*problem)), ctypes.byref(plan), error, 256)
         return plan, error.value.decode() if failed else ""
-
-    def read_ahead(
-        self, bytes_: int, m: int, n: int, k: int, group: int = 16, arch: int = 70, processors: int = 80, w: Any = None
-    ) -> Ahead:
-        """About `bytes_` of the next product's weights, `w` (Packed) where there is a GPU. ValueError as plan()."""
-        self.plan(m, n, k, group, arch, processors)
-        ahead = Ahead()
-        pointers = (w.codes.data_ptr(), w.scales.data_ptr()) if w else (None, None)
-        problem = _Problem(m, n, k, group, arch, processors, 0)
-        self._c.voltserve_read_ahead(
-            ctypes.byref(problem), *map(ctypes.c_void_p, pointers), ctypes.c_size_t(bytes_), ctypes.byref(ahead)
-        )
-        return ahead
-
-    def ahead_bytes(self, arch: int, ranks: int) -> int:
-        """The bytes that are worth reading ahead in a kernel in which ranks meet; `arch`: compute capability, 70."""
-        size: int = self._c.voltserve_ahead_bytes(arch, ranks)
-        return size
-
-    def stage_ahead(self, ahead: Ahead, block: int, before: int) -> int:
-        """The number of the stage that `block` comes to after `before` others, or -1."""
-        stage: int = self._c.voltserve_stage_ahead(ctypes.byref(ahead), block, before)
-        return stage
 
     def pack(self, codes: Any, block_scales: Any, row_factor: Any, group: int) -> Packed:
         """Canonical codes uint8 [n, k/2] and scales (bytes) [n, k/group] on the GPU to the packed layout."""
