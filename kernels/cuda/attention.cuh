@@ -75,14 +75,22 @@ struct Query {
   __device__ int begin(int token, int window) const { return window > 0 ? max(0, end(token) - window) : 0; }
 };
 
+__device__ inline int sum_of_warp(int value) {
+#if __CUDA_ARCH__ >= 800
+  return __reduce_add_sync(~0u, value);
+#else
+#pragma unroll
+  for (int width = 16; width > 0; width /= 2) value += __shfl_xor_sync(~0u, value, width);
+  return value;
+#endif
+}
+
 // Sums count(request) over all requests. Every warp does all of it, so blocks need no shared memory and no barrier.
 template <class Count>
 __device__ int sum_over(int requests, Count count) {
   int sum = 0;
   for (int b = threadIdx.x % 32; b < requests; b += 32) sum += count(b);
-#pragma unroll
-  for (int width = 16; width > 0; width /= 2) sum += __shfl_xor_sync(~0u, sum, width);
-  return sum;
+  return sum_of_warp(sum);
 }
 
 // The request that item number `item` belongs to if request b has count(b) of them, and the first item's number; -1 if there are fewer.

@@ -29,16 +29,20 @@ constexpr int kRadix = 16;        // runs that are added up at once
 // How the batch's positions are cut, the same for every block.
 struct Runs {
   const AttentionArgs &args;
-  int tile, run_tiles;
+  int tile, own_tiles;  // own_tiles: of the request that is this lane's number, which most batches have no more of
+  int run_tiles;
+  float reciprocal;  // of run_tiles
 
   // `units`: AttentionPlan::units, which the runs must not exceed.
   __device__ Runs(const AttentionArgs &a, int tile_, int units) : args(a), tile(tile_) {
+    const int lane = threadIdx.x % 32;
+    own_tiles = lane < args.requests ? look(lane) : 0;
     const int total = sum_over(args.requests, [&](int b) { return tiles(b); });
     // The shortest runs that are few enough: blocks finish together if the GPU is full of them. Every request may end a run before it is
     // full, so as many fewer are always enough.
     int low = max(1, ceil_div(total, units)), high = max(low, ceil_div(total, max(1, units - args.requests)));
     while (low < high) {
-      run_tiles = (low + high) / 2;
+      set((low + high) / 2);
       if (sum_over(args.requests, [&](int b) { return runs(b); }) <= units) {
         high = run_tiles;
       } else {
@@ -46,16 +50,31 @@ struct Runs {
       }
     }
     // Shorter runs than kShortestRun positions cost more in adding up than they gain.
-    run_tiles = max(low, kShortestRun / tile);
+    set(max(low, kShortestRun / tile));
+  }
+  __device__ void set(int length) {
+    run_tiles = length;
+    reciprocal = __frcp_rn(static_cast<float>(length));
   }
   // The first position that request b's first token sees, down to a group of 8.
   __device__ int begin(const Query &query) const { return query.begin(0, args.window) & ~7; }
-  __device__ int tiles(int b) const {
+  __device__ int look(int b) const {
     const Query query(args, b);
     return query.count > 0 && query.count <= kDecodeTokens ? ceil_div(query.length - begin(query), tile) : 0;
   }
-  __device__ int runs(int b) const { return ceil_div(tiles(b), run_tiles); }
+  // Of request b, asked for by lane b % 32.
+  __device__ int tiles(int b) const { return b < 32 ? own_tiles : look(b); }
+  // As ceil_div: exact, as tiles and run_tiles are below 2^20.
+  __device__ int runs_of(int tiles) const { return static_cast<int>((static_cast<float>(tiles + run_tiles - 1) + 0.5f) * reciprocal); }
+  __device__ int runs(int b) const { return runs_of(tiles(b)); }
 };
+
+// The most runs, a power of two, whose `fours` float4 are no more than `most` in all.
+VOLTSERVE_BOTH constexpr int members_at_once(int fours, int most) {
+  int members = kRadix;
+  while (members > 1 && members * fours > most) members /= 2;
+  return members;
+}
 
 // Weights are 2^(score - base), and base follows a row's maximum only when a weight would pass 2^kMostWeight: then the maximum's becomes
 // 2^kUsualWeight. So sums are rarely scaled, and fp16 holds weights down to 2^-(24 + kUsualWeight) of the largest.
@@ -72,7 +91,11 @@ __global__ void __launch_bounds__(decode_shape(HEAD_DIM, ROW_WARPS).threads(), d
   constexpr int kKeyChunks = Products::kKeyChunks, kGroups = Products::kGroups, kChunks = HEAD_DIM / 8;
 
   __shared__ float2 ends[ROW_WARPS][kTokenWarps][kWarpRows];  // base and total
-  __shared__ __align__(16) float sums[kTokenWarps > 1 ? ROW_WARPS * kTokenWarps * kWarpRows * kStride : 1];
+  // Of each warp: its part of q, if registers do not hold that beside keys, values and sums; then its sums.
+  constexpr bool kShareQuery = HEAD_DIM > 128;
+  constexpr int kQueryFloats = kShareQuery ? 128 * kKeyChunks : 0, kSumFloats = kTokenWarps > 1 ? kWarpRows * kStride : 0;
+  constexpr int kFloats = kQueryFloats > kSumFloats ? kQueryFloats : kSumFloats;
+  __shared__ __align__(16) float of_warps[ROW_WARPS * kTokenWarps][kFloats > 0 ? kFloats : 4];
 
   let_next_start();
   const Runs runs(args, kShape.tile(), gridDim.x);
@@ -86,10 +109,9 @@ __global__ void __launch_bounds__(decode_shape(HEAD_DIM, ROW_WARPS).threads(), d
   if (block_row >= rows) return;
 
   // This block's run: tiles in equal shares, so that a request's last run is not a stub.
-  const int tiles = runs.tiles(request), count = runs.runs(request);
+  const int begin = runs.begin(query), tiles = ceil_div(query.length - begin, kShape.tile()), count = runs.runs_of(tiles);
   int run = blockIdx.x - first_unit;
   const int first_tile = run * tiles / count, last_tile = (run + 1) * tiles / count;
-  const int begin = runs.begin(query);
   auto position_of = [&](int tile) { return begin + (tile * kTokenWarps + token_warp) * kWarpPositions; };
 
   Products products(threadIdx.x % 32);
@@ -104,8 +126,10 @@ __global__ void __launch_bounds__(decode_shape(HEAD_DIM, ROW_WARPS).threads(), d
     for (int j = 0; j < kKeyChunks; ++j) {
       const int chunk = products.key_chunk() + 4 * j;
       q[j] = row < rows && chunk < kChunks ? from[chunk] : make_uint4(0, 0, 0, 0);
+      if (kShareQuery) reinterpret_cast<uint4 *>(of_warps[warp])[32 * j + products.lane] = q[j];
     }
   }
+  auto query_chunk = [&](int j) { return kShareQuery ? reinterpret_cast<const uint4 *>(of_warps[warp])[32 * j + products.lane] : q[j]; };
 
   // What each row whose scores this lane has sees, and the positions that all the warp's rows see.
   int see_begin[Products::kHeldRows], see_end[Products::kHeldRows];
@@ -120,29 +144,33 @@ __global__ void __launch_bounds__(decode_shape(HEAD_DIM, ROW_WARPS).threads(), d
 
   const Pages pages(args, request, kv_head);
   const int last_eight = (query.length - 1) & ~7;
-  // Where the tile's two groups of 8 positions are; the request's last stands in for one past its end.
-  auto locate = [&](int tile, int (&start)[2]) {
-#pragma unroll
-    for (int u = 0; u < 2; ++u) start[u] = pages.chunk(min(position_of(tile) + 8 * u, last_eight));
-  };
-  // Position `number` of the tile's group u, or the request's last one.
-  auto chunk_of = [&](int tile, const int (&start)[2], int u, int number) {
+  // Where the groups of 8 positions of the next 16 tiles are, a lane each, and of 16 more: looked up long before they are needed, since
+  // the table comes from memory as the keys do. The request's last group stands in for one past its end.
+  constexpr int kAhead = 16;
+  auto look_up = [&](int tile) { return pages.chunk(min(position_of(tile + products.lane / 2) + 8 * (products.lane % 2), last_eight)); };
+  int near = look_up(first_tile), far = look_up(first_tile + kAhead);
+  auto start_of = [&](int tile, int u) { return __shfl_sync(~0u, near, 2 * ((tile - first_tile) % kAhead) + u); };
+  // Position `number` of the tile's group u, which starts at `start`, or the request's last one.
+  auto chunk_of = [&](int tile, int u, int start, int number) {
     const int first = min(position_of(tile) + 8 * u, last_eight);
-    return start[u] + min(number, query.length - 1 - first) * args.token_chunks;
+    return start + min(number, query.length - 1 - first) * args.token_chunks;
   };
   uint4 k[2][kKeyChunks], v[4][kGroups];
-  auto load_keys = [&](int tile, const int (&start)[2]) {
+  auto load_keys = [&](int tile) {
 #pragma unroll
     for (int u = 0; u < 2; ++u) {
-      const uint4 *const from = reinterpret_cast<const uint4 *>(args.k_cache) + chunk_of(tile, start, u, products.key_position());
+      const int chunk = chunk_of(tile, u, start_of(tile, u), products.key_position());
+      const uint4 *const from = reinterpret_cast<const uint4 *>(args.k_cache) + chunk;
 #pragma unroll
       for (int j = 0; j < kKeyChunks; ++j) k[u][j] = from[inside(products.key_chunk() + 4 * j, 4 * j + 3)];
     }
   };
-  auto load_values = [&](int tile, const int (&start)[2]) {
+  auto load_values = [&](int tile) {
+    const int start[2] = {start_of(tile, 0), start_of(tile, 1)};
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const uint4 *const from = reinterpret_cast<const uint4 *>(args.v_cache) + chunk_of(tile, start, i / 2, products.value_position(i));
+      const int chunk = chunk_of(tile, i / 2, start[i / 2], products.value_position(i));
+      const uint4 *const from = reinterpret_cast<const uint4 *>(args.v_cache) + chunk;
 #pragma unroll
       for (int g = 0; g < kGroups; ++g) v[i][g] = from[inside(products.value_chunk() + 8 * g, 8 * g + 7)];
     }
@@ -152,30 +180,20 @@ __global__ void __launch_bounds__(decode_shape(HEAD_DIM, ROW_WARPS).threads(), d
   float base[Products::kHeldRows], total[Products::kHeldRows] = {};
 #pragma unroll
   for (int r = 0; r < Products::kHeldRows; ++r) base[r] = kUnseen;
-  // At head_dim 256 registers hold either keys or values.
-    constexpr bool kBoth = kGroups < 4;
-  int start[2];
-  locate(first_tile, start);
-  load_keys(first_tile, start);
+  load_keys(first_tile);
 #pragma unroll 1
   for (int tile = first_tile; tile < last_tile; ++tile) {
-    if (kBoth) {
-      load_values(tile, start);
-      __syncwarp();  // or the compiler moves the loads past the products, which wait for the keys
-    }
+    load_values(tile);
+    __syncwarp();  // or the compiler moves the loads past the products, which wait for the keys
     // After the last tile its keys are loaded again, from L1: a branch around the loads would cost as many moves.
     const int next_tile = min(tile + 1, last_tile - 1);
-    int next[2];
-    locate(next_tile, next);
-
-    float score[Products::kHeldRows][Products::kHeldPositions];
-    products.scores(q, k, score);
-    if (kBoth) {
-      load_keys(next_tile, next);
-    } else {
-      __syncwarp();  // or the compiler hoists the loads, for which there are no registers
-      load_values(tile, start);
+    if (next_tile > tile && (next_tile - first_tile) % kAhead == 0) {
+      near = far;
+      far = look_up(next_tile + kAhead);
     }
+    float score[Products::kHeldRows][Products::kHeldPositions];
+    products.scores(query_chunk, k, score);
+    load_keys(next_tile);
 
     const int position = position_of(tile);
     bool raises = false;
@@ -233,15 +251,9 @@ __global__ void __launch_bounds__(decode_shape(HEAD_DIM, ROW_WARPS).threads(), d
       }
     }
     products.add(score, v);
-    if (!kBoth) {
-      __syncwarp();
-      load_keys(next_tile, next);
-    }
-    start[0] = next[0];
-    start[1] = next[1];
   }
 
-  // The warps of a row meet: each scales its sums to the highest base of all.
+  // The warps of a row meet: each row's base and total, and below its sums.
 #pragma unroll
   for (int r = 0; r < Products::kHeldRows; ++r) {
 #pragma unroll
@@ -250,146 +262,160 @@ __global__ void __launch_bounds__(decode_shape(HEAD_DIM, ROW_WARPS).threads(), d
     }
     if ((products.lane & Products::kRowBits) == 0) ends[row_warp][token_warp][products.score_row(r)] = make_float2(base[r], total[r]);
   }
-  __syncthreads();
-  // The highest base of a row of row warp `of`, and the sum of its weights.
-  auto end_of = [&](int of, int row) {
-    float2 end = make_float2(kUnseen, 0);
-#pragma unroll
-    for (int w = 0; w < kTokenWarps; ++w) end.x = fmaxf(end.x, ends[of][w][row].x);
-#pragma unroll
-    for (int w = 0; w < kTokenWarps; ++w) end.y = fmaf(ends[of][w][row].y, exp2_fast(ends[of][w][row].x - end.x), end.y);
-    return end;
+  // From here on a thread has a row of the block, and four of every 4 kRowThreads dimensions.
+  constexpr int kRowThreads = kShape.threads() / kShape.rows(), kFours = ceil_div(HEAD_DIM, 4 * kRowThreads);
+  const int own_row = threadIdx.x / kRowThreads, own_part = threadIdx.x % kRowThreads;
+  auto dimension_of = [&](int i) { return 4 * (own_part + kRowThreads * i); };
+  auto inside_head = [&](int i) { return 4 * kRowThreads * (i + 1) <= HEAD_DIM || dimension_of(i) < HEAD_DIM; };
+  auto add = [](float4 &to, float weight, const float4 &value) {
+    to.x = fmaf(weight, value.x, to.x);
+    to.y = fmaf(weight, value.y, to.y);
+    to.z = fmaf(weight, value.z, to.z);
+    to.w = fmaf(weight, value.w, to.w);
   };
-  // Where a run's partial results are.
+
+  // Where a run's partial results are: sums, then bases and totals.
   auto row_of = [&](int unit, int row) { return (static_cast<size_t>(unit) * args.kv_heads + kv_head) * partial_rows + row; };
   float2 *const partial_ends =
       reinterpret_cast<float2 *>(args.partial + static_cast<size_t>(gridDim.x) * args.kv_heads * partial_rows * HEAD_DIM);
-  // Two sums of a row over runs of this block: of the whole request, which are its result, or partial ones, kept where the first run's are.
-  auto emit = [&](int of, int row, int dimension, float2 value, bool whole) {
-    const int r = block_row + kWarpRows * of + row;
+  auto put_result = [&](int r, int dimension, float x, float y, float total_weight) {
+    half2 *const to = reinterpret_cast<half2 *>(args.out + static_cast<size_t>(query.first + r / heads) * args.out_stride +
+                                                (kv_head * heads + r % heads) * HEAD_DIM + dimension);
+    *to = __floats2half2_rn(__fdividef(x, total_weight), __fdividef(y, total_weight));
+  };
+  // This thread's sums over runs: of the whole request, which are its result, or partial ones, kept where the first run's are.
+  auto leave = [&](const float4 (&value)[kFours], float2 end, bool whole) {
+    const int r = block_row + own_row;
     if (r >= rows) return;
-    const float2 end = end_of(of, row);
-    if (whole) {
-      half2 *const to = reinterpret_cast<half2 *>(args.out + static_cast<size_t>(query.first + r / heads) * args.out_stride +
-                                                  (kv_head * heads + r % heads) * HEAD_DIM + dimension);
-      *to = __floats2half2_rn(__fdividef(value.x, end.y), __fdividef(value.y, end.y));
-    } else {
-      const size_t at = row_of(first_unit + run, r);
-      *reinterpret_cast<float2 *>(args.partial + at * HEAD_DIM + dimension) = value;
-      if (dimension == 0) partial_ends[at] = end;
-    }
-  };
-  // Adds up what each warp has put into `sums`.
-  auto emit_sums = [&](bool whole) {
-    __syncthreads();
-    constexpr int kPairs = HEAD_DIM / 2;
-#pragma unroll 1
-    for (int i = threadIdx.x; i < kShape.rows() * kPairs; i += kShape.threads()) {
-      const int of = i / (kWarpRows * kPairs), row = i / kPairs % kWarpRows, dimension = 2 * (i % kPairs);
-      float2 value = make_float2(0, 0);
+    const size_t at = row_of(first_unit + run, r);
 #pragma unroll
-      for (int w = 0; w < kTokenWarps; ++w) {
-        const float2 part = *reinterpret_cast<const float2 *>(sums + ((of * kTokenWarps + w) * kWarpRows + row) * kStride + dimension);
-        value.x += part.x;
-        value.y += part.y;
+    for (int i = 0; i < kFours; ++i) {
+      if (!inside_head(i)) continue;
+      if (whole) {
+        put_result(r, dimension_of(i), value[i].x, value[i].y, end.y);
+        put_result(r, dimension_of(i) + 2, value[i].z, value[i].w, end.y);
+      } else {
+        *reinterpret_cast<float4 *>(args.partial + at * HEAD_DIM + dimension_of(i)) = value[i];
       }
-      emit(of, row, dimension, value, whole);
     }
+    if (!whole && own_part == 0) partial_ends[at] = end;
   };
-  float *const warp_sums = sums + (kTokenWarps > 1 ? warp * kWarpRows * kStride : 0);
-  auto put = [&](int row, int dimension, float2 value, bool whole) {
-    if (dimension >= HEAD_DIM) return;
-    if constexpr (kTokenWarps > 1) {
-      *reinterpret_cast<float2 *>(warp_sums + row * kStride + dimension) = value;
-    } else {
-      emit(row_warp, row, dimension, value, whole);
-    }
-  };
+
   if constexpr (kTokenWarps > 1) {
-    float share[Products::kHeldRows];
+    // The warps with the same rows meet.
+    __syncwarp();  // before sums take the place of q
+    float *const warp_sums = of_warps[warp];
+    products.each([&](int row, int dimension, float2 value) {
+      if (dimension < HEAD_DIM) *reinterpret_cast<float2 *>(warp_sums + row * kStride + dimension) = value;
+    });
+    __syncthreads();
+    float2 end = make_float2(kUnseen, 0);
+    float weight[kTokenWarps];
 #pragma unroll
-    for (int r = 0; r < Products::kHeldRows; ++r) share[r] = exp2_fast(base[r] - end_of(row_warp, products.score_row(r)).x);
-    products.scale(share);
+    for (int w = 0; w < kTokenWarps; ++w) end.x = fmaxf(end.x, ends[own_row / kWarpRows][w][own_row % kWarpRows].x);
+#pragma unroll
+    for (int w = 0; w < kTokenWarps; ++w) {
+      const float2 of_warp = ends[own_row / kWarpRows][w][own_row % kWarpRows];
+      weight[w] = exp2_fast(of_warp.x - end.x);
+      end.y = fmaf(of_warp.y, weight[w], end.y);
+    }
+    float4 value[kFours] = {};
+#pragma unroll
+    for (int w = 0; w < kTokenWarps; ++w) {
+      const float *const from = of_warps[own_row / kWarpRows * kTokenWarps + w] + own_row % kWarpRows * kStride;
+#pragma unroll
+      for (int i = 0; i < kFours; ++i) {
+        if (inside_head(i)) add(value[i], weight[w], *reinterpret_cast<const float4 *>(from + dimension_of(i)));
+      }
+    }
+    leave(value, end, count == 1);
+  } else {
+    __syncwarp();
+    products.each([&](int row, int dimension, float2 value) {
+      const int r = first_row + row;
+      if (dimension >= HEAD_DIM || r >= rows) return;
+      const float2 end = ends[row_warp][0][row];
+      const size_t at = row_of(first_unit + run, r);
+      if (count == 1) {
+        put_result(r, dimension, value.x, value.y, end.y);
+      } else {
+        *reinterpret_cast<float2 *>(args.partial + at * HEAD_DIM + dimension) = value;
+        if (dimension == 0) partial_ends[at] = end;
+      }
+    });
   }
-  products.each([&](int row, int dimension, float2 value) { put(row, dimension, value, count == 1); });
-  if constexpr (kTokenWarps > 1) emit_sums(count == 1);
   if (count == 1) return;
 
-  // Runs are added up by kRadix, those sums by kRadix, until one is left: each time by the last block of the group to come here, warp by
-  // warp in order, so that the bits are always the same. It leaves the counter as it was.
-  constexpr int kParts = ceil_div(HEAD_DIM, 64);  // of a row, two dimensions a lane
-  __shared__ float weights[ROW_WARPS * kTokenWarps][kRadix][kWarpRows];
+  // Runs are added up by kRadix, those sums by kRadix, until one is left: each time by the last block of the group to come here, in order,
+  // so that the bits are always the same. It leaves the counter as it was.
+  constexpr int kAtOnce = members_at_once(kFours, kTokenWarps == 4 && HEAD_DIM > 64 ? 32 : 16);
+  __shared__ float weights[kShape.rows()][kRadix];
   __shared__ bool last;
   uint32_t *arrivals = args.arrivals;
   for (int width = 1; width < count; width *= kRadix) {
     const int first = run / (width * kRadix) * (width * kRadix), members = min(kRadix, ceil_div(count - first, width));
-    __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) {
       uint32_t *const arrived = arrivals + ((first_unit + first) * args.kv_heads + kv_head) * gridDim.z + blockIdx.z;
-      last = atomicAdd(arrived, 1u) == members - 2u;  // the first finds 0xFFFFFFFF
+      // Releases what the block wrote before the barrier, and acquires what the others did; the first finds 0xFFFFFFFF.
+      uint32_t before;
+      asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(arrived) : "memory");
+      last = before == members - 2u;
       if (last || members == 1) *arrived = ~0u;
     }
     __syncthreads();
     if (!last && members > 1) return;
-    __threadfence();
     arrivals += gridDim.x * args.kv_heads * gridDim.z;
     run = first;
     if (members == 1) continue;
 
-    // Of a lane's row, every fourth member's end from its own on; written by other multiprocessors, so not from L1.
-    const int row = products.lane % kWarpRows;
-    auto partial_row = [&](int member, int r) { return row_of(first_unit + first + member * width, min(first_row + r, rows - 1)); };
-    float2 own[kRadix * kWarpRows / 32], end = make_float2(kUnseen, 0);
+    // Written by other multiprocessors, so not from L1. A thread looks at a few members' ends of its row, and at all members' sums.
+    auto partial_of = [&](int member) { return row_of(first_unit + first + member * width, min(block_row + own_row, rows - 1)); };
+    constexpr int kEnds = kRadix / kRowThreads;
+    float2 own[kEnds];
 #pragma unroll
-    for (int i = 0; i < kRadix * kWarpRows / 32; ++i) {
-      const int member = 32 / kWarpRows * i + products.lane / kWarpRows;
-      own[i] = member < members ? __ldcg(partial_ends + partial_row(member, row)) : make_float2(kUnseen, 0);
-      end.x = fmaxf(end.x, own[i].x);
+    for (int i = 0; i < kEnds; ++i) {
+      const int member = own_part + kRowThreads * i;
+      own[i] = member < members ? __ldcg(partial_ends + partial_of(member)) : make_float2(kUnseen, 0);
     }
+    float4 part[kAtOnce][kFours];
+    auto load = [&](int from) {
 #pragma unroll
-    for (int bit = kWarpRows; bit < 32; bit *= 2) end.x = fmaxf(end.x, __shfl_xor_sync(~0u, end.x, bit));
+      for (int m = 0; m < kAtOnce; ++m) {
+        const float4 *const row = reinterpret_cast<const float4 *>(args.partial + partial_of(from + m) * HEAD_DIM);
 #pragma unroll
-    for (int i = 0; i < kRadix * kWarpRows / 32; ++i) {
+        for (int i = 0; i < kFours; ++i) {
+          part[m][i] = from + m < members && inside_head(i) ? __ldcg(row + dimension_of(i) / 4) : make_float4(0, 0, 0, 0);
+        }
+      }
+    };
+    load(0);
+    float2 end = make_float2(kUnseen, 0);
+#pragma unroll
+    for (int i = 0; i < kEnds; ++i) end.x = fmaxf(end.x, own[i].x);
+#pragma unroll
+    for (int bit = 1; bit < kRowThreads; bit *= 2) end.x = fmaxf(end.x, __shfl_xor_sync(~0u, end.x, bit));
+#pragma unroll
+    for (int i = 0; i < kEnds; ++i) {
       const float weight = exp2_fast(own[i].x - end.x);
-      weights[warp][32 / kWarpRows * i + products.lane / kWarpRows][row] = weight;
+      weights[own_row][own_part + kRowThreads * i] = weight;
       end.y = fmaf(own[i].y, weight, end.y);
     }
 #pragma unroll
-    for (int bit = kWarpRows; bit < 32; bit *= 2) end.y += __shfl_xor_sync(~0u, end.y, bit);
-    if (products.lane < kWarpRows) ends[row_warp][token_warp][row] = token_warp == 0 ? end : make_float2(kUnseen, 0);
+    for (int bit = 1; bit < kRowThreads; bit *= 2) end.y += __shfl_xor_sync(~0u, end.y, bit);
     __syncwarp();
-
-    float2 all[kWarpRows][kParts] = {};
-#pragma unroll 2
-    for (int member = token_warp; member < members; member += kTokenWarps) {
-      float2 part[kWarpRows][kParts];
+    float4 value[kFours] = {};
+    for (int from = 0;;) {
 #pragma unroll
-      for (int r = 0; r < kWarpRows; ++r) {
-        const float2 *const from = reinterpret_cast<const float2 *>(args.partial + partial_row(member, r) * HEAD_DIM);
+      for (int m = 0; m < kAtOnce; ++m) {
 #pragma unroll
-        for (int p = 0; p < kParts; ++p) {
-          const int pair = products.lane + 32 * p;
-          part[r][p] = 32 * p + 31 < HEAD_DIM / 2 || pair < HEAD_DIM / 2 ? __ldcg(from + pair) : make_float2(0, 0);
-        }
+        for (int i = 0; i < kFours; ++i) add(value[i], weights[own_row][from + m], part[m][i]);
       }
-#pragma unroll
-      for (int r = 0; r < kWarpRows; ++r) {
-        const float weight = weights[warp][member][r];
-#pragma unroll
-        for (int p = 0; p < kParts; ++p) {
-          all[r][p].x = fmaf(weight, part[r][p].x, all[r][p].x);
-          all[r][p].y = fmaf(weight, part[r][p].y, all[r][p].y);
-        }
-      }
+      from += kAtOnce;
+      if (from >= members) break;
+      load(from);
     }
-    const bool whole = width * kRadix >= count;
-#pragma unroll
-    for (int r = 0; r < kWarpRows; ++r) {
-#pragma unroll
-      for (int p = 0; p < kParts; ++p) put(r, 2 * products.lane + 64 * p, all[r][p], whole);
-    }
-    if constexpr (kTokenWarps > 1) emit_sums(whole);
+    leave(value, end, width * kRadix >= count);
   }
 }
 

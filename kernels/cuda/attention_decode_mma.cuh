@@ -44,12 +44,15 @@ struct DecodeProducts {
   __device__ int score_row(int r) const { return lane % 4 * 2 + r; }
   __device__ int score_position(int i) const { return lane / 4 + 8 * i; }
 
-  __device__ void scores(const uint4 (&q)[kKeyChunks], const uint4 (&k)[2][kKeyChunks], float (&score)[kHeldRows][kHeldPositions]) const {
+  // query(j): chunk key_chunk() + 4j of this lane's row.
+  template <class Query>
+  __device__ void scores(Query query, const uint4 (&k)[2][kKeyChunks], float (&score)[kHeldRows][kHeldPositions]) const {
     float even[4] = {}, odd[4] = {};
 #pragma unroll
     for (int j = 0; j < kKeyChunks; ++j) {
-      multiply_16816(even, k[0][j].x, k[1][j].x, k[0][j].y, k[1][j].y, q[j].x, q[j].y);
-      multiply_16816(odd, k[0][j].z, k[1][j].z, k[0][j].w, k[1][j].w, q[j].z, q[j].w);
+      const uint4 q = query(j);
+      multiply_16816(even, k[0][j].x, k[1][j].x, k[0][j].y, k[1][j].y, q.x, q.y);
+      multiply_16816(odd, k[0][j].z, k[1][j].z, k[0][j].w, k[1][j].w, q.z, q.w);
     }
 #pragma unroll
     for (int e = 0; e < 4; ++e) score[e % 2][e / 2] = even[e] + odd[e];
@@ -126,14 +129,17 @@ struct DecodeProducts {
   __device__ int score_row(int) const { return (lane & 1) + (lane & 4) / 2 + lane / 16 * 4; }
   __device__ int score_position(int i) const { return 8 * (i / 2) + (lane & 8) / 2 + (lane & 2) + i % 2; }
 
-  __device__ void scores(const uint4 (&q)[kKeyChunks], const uint4 (&k)[2][kKeyChunks], float (&score)[kHeldRows][kHeldPositions]) const {
+  // query(j): chunk key_chunk() + 4j of this lane's row.
+  template <class Query>
+  __device__ void scores(Query query, const uint4 (&k)[2][kKeyChunks], float (&score)[kHeldRows][kHeldPositions]) const {
     float parts[2][8] = {};
 #pragma unroll
     for (int j = 0; j < kKeyChunks; ++j) {
+      const uint4 q = query(j);
 #pragma unroll
       for (int u = 0; u < 2; ++u) {
-        multiply_884<false>(parts[u], q[j].x, q[j].y, k[u][j].x, k[u][j].y);
-        multiply_884<false>(parts[u], q[j].z, q[j].w, k[u][j].z, k[u][j].w);
+        multiply_884<false>(parts[u], q.x, q.y, k[u][j].x, k[u][j].y);
+        multiply_884<false>(parts[u], q.z, q.w, k[u][j].z, k[u][j].w);
       }
     }
 #pragma unroll

@@ -26,7 +26,7 @@ struct DecodeShape {
   int head_dim;
   int row_warps;    // warps with different rows, 8 each: pairs of new token and query head
   int token_warps;  // warps with the same rows and different cached tokens
-  int blocks_per_processor;  // that fit a V100, by registers
+  int blocks_per_processor;  // that fit a V100, by registers, and have 64 KB or so of keys and values under way, but for many rows
 
   VOLTSERVE_BOTH constexpr int rows() const { return 8 * row_warps; }
   VOLTSERVE_BOTH constexpr int threads() const { return 32 * row_warps * token_warps; }
@@ -34,7 +34,8 @@ struct DecodeShape {
 };
 
 VOLTSERVE_BOTH constexpr DecodeShape decode_shape(int head_dim, int row_warps) {
-  return {head_dim, row_warps, row_warps >= 4 ? 1 : 4 / row_warps, (head_dim > 128 ? 2 : head_dim > 64 ? 3 : 4) / (row_warps == 8 ? 2 : 1)};
+  const int blocks = head_dim > 128 || (head_dim == 128 && row_warps == 1) ? 2 : head_dim > 64 ? 3 : 4;
+  return {head_dim, row_warps, row_warps >= 4 ? 1 : 4 / row_warps, blocks / (row_warps == 8 ? 2 : 1)};
 }
 
 // attention_prefill.cuh's template arguments.
