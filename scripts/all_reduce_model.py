@@ -56,14 +56,14 @@ class Ours:
 
 OURS = {
     "v100-pcie": Ours(
-        3e-6, 1.0e-6, 1.3e-6, 9e9, 1e-6,
+        3e-6, 1.0e-6, 1.3e-6, 9e9, 2.7e-6,
         "a kernel as long as all short ones; a hop over PCI 1.0 us (LL in NCCL's src/graph/tuning.cc); a load 1.3 us, "
         "stated; PCIe 3 x16 moves 12 GB/s one way, which loads of cache lines nearly reach (EMOGI, arXiv 2006.06890): "
         "three quarters of it with both ways busy, stated; each card has a root port of its own; the norm "
-        "1.0 us, stated",
+        "an H200's 1.9 us by the clocks' ratio",
     ),
     "v100-sxm2": Ours(
-        3e-6, 0.6e-6, 0.3e-6, 45e9, 1e-6,
+        3e-6, 0.6e-6, 0.3e-6, 45e9, 2.7e-6,
         "likewise; a hop over NVLink 0.6 us (the same file); a load of the card's own L2; two links of 25 GB/s",
     ),
 }  # fmt: skip
@@ -73,8 +73,8 @@ NCCL = {
 }
 # By the ways of scripts/gpu_tp2/reduce.py.
 H200 = {
-    "shared": Ours(1.9e-6, 0.5e-6, 0.65e-6, 27e9, 0.7e-6, "PCIe 5 x16, fitted"),
-    "peer": Ours(1.9e-6, 0.6e-6, 0.1e-6, 220e9, 0.7e-6, "NVLink, fitted"),
+    "shared": Ours(1.9e-6, 0.5e-6, 0.65e-6, 27e9, 1.9e-6, "PCIe 5 x16, fitted"),
+    "peer": Ours(1.9e-6, 0.6e-6, 0.1e-6, 220e9, 1.9e-6, "NVLink, fitted"),
 }
 
 
