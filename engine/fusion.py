@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from torch import fx
 
 WHAT = "fused operations of a step"
+WITHOUT_KERNELS = Choice(WHAT, "none", "voltserve_kernels is not installed, or was built without code for GPUs")
 VIEWS = ("view", "reshape", "contiguous")
 # Nodes that change nothing: they can go when nobody reads them.
 PURE = {*VIEWS, "size", "split", "chunk", "getitem", "empty", "empty_like", "Size", "shape"}

@@ -18,7 +18,7 @@ from vllm.distributed.parallel_state import all_reduce
 from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.layers.attention import attention as vllm_attention
 
-from engine import progress, recording
+from engine import fusion, linear, progress, recording
 
 from .models import LAYERS, QWEN3, QWEN3_MOE, Architecture, write_model
 
@@ -44,6 +44,23 @@ def test_steps_are_recorded_unless_something_speaks_against_it(
 
 def test_choosing_needs_the_standard_library_alone() -> None:
     subprocess.run([sys.executable, "-S", "-c", "import engine.recording"], check=True, cwd=ROOT)
+
+
+@pytest.mark.parametrize(("devices", "fused"), [(["cpu", "cuda"], True), (["cpu"], False), ([], False)])
+def test_operations_are_fused_only_where_kernels_for_gpus_are_installed(
+    monkeypatch: pytest.MonkeyPatch, devices: list[str], fused: bool
+) -> None:
+    asked: list[fx.Graph] = []
+    settled: list[Any] = []
+    monkeypatch.setattr(linear, "kernel_devices", lambda: devices)
+    monkeypatch.setattr(fusion, "fuse", lambda graph: asked.append(graph) or fusion.WITHOUT_KERNELS)
+    monkeypatch.setattr(progress, "settle", settled.append)
+    graph = fx.Graph()
+    graph.output(graph.placeholder("x"))
+    step = recording.replay_fused(fx.GraphModule({}, graph), [])
+    assert step(torch.ones(1)) == 1
+    assert bool(asked) == fused
+    assert len(settled) == 1
 
 
 def traced(*operators: Any) -> fx.Graph:
