@@ -11,9 +11,9 @@
 // runs leaves sums, bases and totals in `partial`, and blocks that finish last add them in order: the same bits every time.
 // Positions past a request's end are never read: a masked weight is 0, but 0 * NaN is not.
 //
-// Bytes: 4 * head_dim a position and key head. Of its read ceiling an H200 reached 74-81 % with 8 key heads and more, 63-64 % with 2 and 4
-// (8 requests of 8192 positions, 2026-11-30, docs/results/cuda-attention-h200-time-2026-11-30.json): 16 us do not depend on the bytes. A
-// V100, computed from the machine code: 94-99 %.
+// Bytes: 4 * head_dim a position and key head. Of its read ceiling an H200 reached 77-87 % with 8 key heads and more, 70 % with 4 and 66 %
+// with 2 of 256 (8 requests of 8192 positions, 2026-11-30, docs/results/cuda-attention-h200-time-2026-11-30.json): 13 us do not depend on
+// the bytes, see docs/results/cuda-attention-h200-clocks-2026-11-30.json. A V100, computed from the machine code: 94-99 %.
 #pragma once
 
 #include "attention.cuh"
