@@ -296,7 +296,10 @@ async def add_profiles(engine: Any, arguments: argparse.Namespace, result: dict[
     """How long steps in graphs wait for the host, and beside the output where a step's time goes."""
 
     async def decode(streams: int, tokens: int) -> None:
-        # Neither the host nor the table of a step cares how long prompts are, and a profiler makes long ones slow.
+        await measure(engine, streams, arguments.prompt, tokens, vocabulary, 10_000 + streams)
+
+    async def decode_short(streams: int, tokens: int) -> None:
+        # A profiler makes long prompts slow, and its tables tell of launches and the host, which do not care.
         await measure(engine, streams, min(arguments.prompt, 128), tokens, vocabulary, 10_000 + streams)
 
     if not arguments.eager:
@@ -312,7 +315,7 @@ async def add_profiles(engine: Any, arguments: argparse.Namespace, result: dict[
         print(result["beside"], flush=True)
     for graphs in (True,) if arguments.only_graphs else (False,) if arguments.eager else (True, False):
         await engine.collective_rpc("voltserve_replay", args=(graphs or arguments.eager,))
-        await profiles.write(engine, decode, arguments.output, "graphs" if graphs else "eager")
+        await profiles.write(engine, decode_short, arguments.output, "graphs" if graphs else "eager")
 
 
 def add_floor(result: dict[str, Any], bytes_s: float) -> None:
