@@ -158,7 +158,7 @@ def main() -> None:
     arguments = parser.parse_args()
     costs = HybridCosts()
     measured = json.loads(arguments.measured.read_text())
-    in_graphs = json.loads(arguments.graphs.read_text())
+    host_ms = graph_host_ms(json.loads(arguments.graphs.read_text()))
     fit = fitted(measured, costs)
     fits = [memory(length, sequences) for length, sequences in ((8192, 8), (32768, 1), (32768, 4))]
     rows, prompts = [], {}
@@ -167,7 +167,6 @@ def main() -> None:
         attention = attention_model.Model(AttentionLibrary(arguments.library), model.functions, model.gpu)
         prompts[name] = prompt_share(model.gpu, measured, costs)
         for sequences, context in [(1, context) for context in CONTEXTS] + [(many, 512) for many in STREAMS[1:]]:
-            host_ms = graph_host_ms(in_graphs, sequences)
             parts = step(model, attention, OURS[name], nccl, costs, fit, sequences, context, host_ms)
             total = sum(parts.values())
             row = {"gpu": name, "streams": sequences, "context": context, "graphs_ms": round(total, 2)}
