@@ -16,8 +16,8 @@ all-reduce      scripts/all_reduce_model.py: ours with addition and norm, over P
                 through peer memory
 lm_head         float16, bound by reading
 host            twice what was measured beside an H200, since the processors beside V100s are older: in graphs the
-                longest time that the GPU waits for the host (--graphs), eager a recorded step (--measured; at 16 and 32 streams
-                the H200 itself is part of it)
+                longest time that the GPU waits for the host (--graphs), eager a recorded step (--measured; at 16 and
+                32 streams the H200 itself is part of it)
 
 In eager mode host and GPU overlap, so the longer of a step's launches and a step in graphs counts.
 """
