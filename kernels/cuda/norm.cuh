@@ -95,8 +95,9 @@ __device__ inline float block_sum(float part) {
   return part;
 }
 
+// One block a multiprocessor is enough, and said: else the compiler keeps to 64 registers, and the commonest rows of ranks spill.
 template <int kUnits, bool kReduce>
-__global__ void __launch_bounds__(kNormThreads) norm_kernel(const NormArgs args) {
+__global__ void __launch_bounds__(kNormThreads, 1) norm_kernel(const NormArgs args) {
   constexpr int kWords = Unit<kReduce>::kWords;
   let_next_start();
   const ReduceArgs &reduce = args.reduce;
