@@ -93,15 +93,15 @@ def render_launch(
 def _compiles_or_records(config: Config) -> bool:
     """Whether the engine compiles the model or records its steps, without a compiler (engine/recording.py).
 
-    On GPUs the model is compiled only if asked for (engine/platform.py), and recorded by V100s in eager mode; CPUs do
-    either unless in eager mode.
+    V100s record, eagerly and for graphs; on other GPUs the model is compiled only if asked for (engine/platform.py).
+    CPUs do either unless in eager mode.
     """
     eager = bool(config.engine.get("enforce-eager"))
     if not config.gpus_needed:
         return not eager
-    if eager:
-        return config.volta == "force" or all(gpu.capability == VOLTA for gpu in config.devices.gpus)
-    return bool({"compilation-config", "optimization-level"} & config.engine.keys())
+    if config.volta == "force" or all(gpu.capability == VOLTA for gpu in config.devices.gpus):
+        return True
+    return not eager and bool({"compilation-config", "optimization-level"} & config.engine.keys())
 
 
 def is_inherited(name: str, patterns: Sequence[str] = INHERITED) -> bool:

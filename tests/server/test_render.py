@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from server.config import load_config
-from server.devices import Devices
+from server.devices import Device, Devices
+from server.presets import load_presets
 from server.render import overridden, render_launch
 
 NONE = Devices((), "no driver")
@@ -61,8 +62,7 @@ def test_the_engine_closes_no_idle_connection_whatever_the_environment_says() ->
         ("--enforce-eager", "1"),
         ("--no-enforce-eager", None),
         ("--preset v100x2-16g-pcie", None),
-        ("--preset v100x2-16g-pcie-graphs", "1"),
-        ("--preset v100x2-16g-pcie-graphs --compilation-config.mode 3", None),
+        ("--preset v100x2-16g-pcie-graphs", None),
     ],
 )
 def test_dynamo_is_off_where_nothing_is_compiled_or_recorded_unless_the_user_says_so(
@@ -71,6 +71,28 @@ def test_dynamo_is_off_where_nothing_is_compiled_or_recorded_unless_the_user_say
     config = load_config(["--model", "m", *flags.split()], {}, lambda: NONE)
     assert render_launch(config, Path("/run/x"), {}).env.get("TORCH_COMPILE_DISABLE") == expected
     assert render_launch(config, Path("/run/x"), {"TORCH_COMPILE_DISABLE": "0"}).env["TORCH_COMPILE_DISABLE"] == "0"
+
+
+@pytest.mark.parametrize("preset", sorted(name for name in load_presets() if name.startswith("v100")))
+def test_every_preset_of_v100s_records_steps(preset: str) -> None:
+    """Eagerly and for graphs: what the engine then fuses is not in the model's own modules."""
+    config = load_config(["--model", "m", "--preset", preset], {}, lambda: NONE)
+    assert "TORCH_COMPILE_DISABLE" not in render_launch(config, Path("/run/x"), {}).env
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ("--enforce-eager", "1"),
+        ("--no-enforce-eager", "1"),
+        ("--no-enforce-eager --compilation-config.mode 3", None),
+        ("--no-enforce-eager --volta force", None),
+    ],
+)
+def test_other_gpus_compile_only_if_asked_for(flags: str, expected: str | None) -> None:
+    newer = Devices((Device("NVIDIA H200", "GPU-1", "9.0", 141, nvlink=False),))
+    config = load_config(["--model", "m", "--preset", "v100x1-32g", *flags.split()], {}, lambda: newer)
+    assert render_launch(config, Path("/run/x"), {}).env.get("TORCH_COMPILE_DISABLE") == expected
 
 
 def test_a_variable_of_the_user_s_beats_the_preset_s_and_is_a_decision() -> None:
