@@ -172,9 +172,7 @@ def rows_of_kernels(c: Checker) -> None:
         residual = x.clone()
         for _ in range(8):
             for step in (
-                lambda x: c.ops.all_reduce_rms_norm(
-                    x, residual, weight, 1e-6, [], [], None, 0, 0.0, None, None, None, None, 0
-                ),
+                lambda x: c.ops.all_reduce_rms_norm(x, residual, weight, 1e-6, [], [], None, 0, 0.0),
                 lambda x: c.ops.nvfp4_linear(x, *up),
                 c.ops.silu_and_mul,
                 lambda x: c.ops.nvfp4_linear(x, *down),
