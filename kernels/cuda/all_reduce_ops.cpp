@@ -19,7 +19,7 @@ Tensor all_reduce(Tensor x, std::vector<int64_t> to, std::vector<int64_t> from, 
   const Call call("x", x);
   expect_dtype("x", x.scalar_type(), {ScalarType::Half, ScalarType::Float});
   expect("x", x, call.place, x.scalar_type(), shape_of(x));
-  STD_TORCH_CHECK(reinterpret_cast<uintptr_t>(x.data_ptr()) % 16 == 0, "x: expected a 16-byte boundary");
+  expect_aligned("x", x);
   ReduceArgs args = places(call, to, from, turns, rank, limit, late);
 
   Tensor y = empty(call, x, shape_of(x));

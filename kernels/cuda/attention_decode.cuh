@@ -1,3 +1,5 @@
+// Decoding attention, from how the batch is cut to the last sum one kernel, and so one long file:
+//
 // out[t][h] = softmax(scale q[t][h] K^T) V over a paged fp16 cache, for requests of 1 .. 8 new tokens: the decoding step, and
 // speculative tokens checked together, on tensor cores (attention_decode_mma.cuh). Scores, softmax (online, Milakov and Gimelshein,
 // arXiv 1805.02867) and sums are fp32; the softmax's weights are rounded to fp16 for their product with V, as the cache's values are.

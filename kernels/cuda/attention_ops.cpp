@@ -32,6 +32,14 @@ void expect_tokens(const char* name, const Tensor& tensor, Place place, int64_t 
 // Strides of a cache in 16 bytes.
 struct CacheLayout {
   int block_size, block_chunks, token_chunks, head_chunks;
+
+  template <class Args>
+  void give(Args& args) const {
+    args.block_size = block_size;
+    args.block_chunks = block_chunks;
+    args.token_chunks = token_chunks;
+    args.head_chunks = head_chunks;
+  }
 };
 
 CacheLayout cache_layout(const Tensor& k_cache, const Tensor& v_cache, Place place, int64_t head_dim) {
@@ -48,10 +56,8 @@ CacheLayout cache_layout(const Tensor& k_cache, const Tensor& v_cache, Place pla
   }
   STD_TORCH_CHECK(k_cache.size(0) * (k_cache.stride(0) / 8) < int64_t{1} << 31, "k_cache: expected less than 32 GiB from its first "
                   "block to its last, got ", k_cache.size(0), " blocks ", 2 * k_cache.stride(0), " bytes apart");
-  for (const Tensor* cache : {&k_cache, &v_cache}) {
-    STD_TORCH_CHECK(reinterpret_cast<uintptr_t>(cache->data_ptr()) % 16 == 0, cache == &k_cache ? "k_cache" : "v_cache",
-                    ": expected a 16-byte boundary");
-  }
+  expect_aligned("k_cache", k_cache);
+  expect_aligned("v_cache", v_cache);
   return {static_cast<int>(k_cache.size(1)), static_cast<int>(k_cache.stride(0) / 8), static_cast<int>(k_cache.stride(1) / 8),
           static_cast<int>(k_cache.stride(2) / 8)};
 }
@@ -93,10 +99,7 @@ void paged_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_tabl
   args.q_stride = q.stride(0);
   args.out_stride = out.stride(0);
   args.table_stride = block_table.stride(0);
-  args.block_size = cache.block_size;
-  args.block_chunks = cache.block_chunks;
-  args.token_chunks = cache.token_chunks;
-  args.head_chunks = cache.head_chunks;
+  cache.give(args);
   args.scale = scale;
   args.soft_cap = soft_cap;
   args.window = window;
@@ -127,10 +130,7 @@ void reshape_and_cache(Tensor key, Tensor value, Tensor k_cache, Tensor v_cache,
   args.head_dim = key.size(2);
   args.key_stride = key.stride(0);
   args.value_stride = value.stride(0);
-  args.block_size = cache.block_size;
-  args.block_chunks = cache.block_chunks;
-  args.token_chunks = cache.token_chunks;
-  args.head_chunks = cache.head_chunks;
+  cache.give(args);
   check(launch_reshape_and_cache(args, call.stream), "reshape_and_cache");
 }
 
@@ -181,10 +181,7 @@ void rotate_and_cache(Tensor q, Tensor key, Tensor value, Tensor positions, Tens
   args.q_stride = q.stride(0);
   args.key_stride = key.stride(0);
   args.value_stride = value.stride(0);
-  args.block_size = cache.block_size;
-  args.block_chunks = cache.block_chunks;
-  args.token_chunks = cache.token_chunks;
-  args.head_chunks = cache.head_chunks;
+  cache.give(args);
   args.eps = eps;
   args.halves = halves_turn;
   check(launch_rotate(args, call.stream), "rotate_and_cache");

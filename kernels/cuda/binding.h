@@ -58,6 +58,10 @@ struct Call {
   }
 };
 
+inline void expect_aligned(const char* name, const Tensor& tensor) {
+  STD_TORCH_CHECK(reinterpret_cast<uintptr_t>(tensor.data_ptr()) % 16 == 0, name, ": expected a 16-byte boundary");
+}
+
 template <class T>
 T* data(const Tensor& tensor) {
   return static_cast<T*>(tensor.data_ptr());

@@ -19,23 +19,9 @@ __device__ inline float4 load_now(const float4 *address) {
   return value;
 }
 
-__device__ inline float2 load_now(const float2 *address) {
-  float2 value;
-  asm volatile("ld.volatile.global.v2.f32 {%0, %1}, [%2];" : "=f"(value.x), "=f"(value.y) : "l"(address) : "memory");
-  return value;
-}
-
-__device__ inline bool has_come(const float2 &value) { return __float_as_uint(value.x) != kNotYet && __float_as_uint(value.y) != kNotYet; }
-
 __device__ inline bool has_come(const float4 &value) {
   return __float_as_uint(value.x) != kNotYet && __float_as_uint(value.y) != kNotYet && __float_as_uint(value.z) != kNotYet &&
          __float_as_uint(value.w) != kNotYet;
-}
-
-// Waits until `value`, loaded from `address`, has come.
-template <class Vector>
-__device__ void await(Vector &value, const Vector *address) {
-  while (!has_come(value)) value = load_now(address);
 }
 
 // Leaves kNotYet.
@@ -43,7 +29,5 @@ __device__ inline void renew(float4 *address) {
   const float not_yet = __uint_as_float(kNotYet);
   __stcg(address, make_float4(not_yet, not_yet, not_yet, not_yet));
 }
-
-__device__ inline void renew(float2 *address) { __stcg(address, make_float2(__uint_as_float(kNotYet), __uint_as_float(kNotYet))); }
 
 }  // namespace voltserve

@@ -13,10 +13,6 @@ namespace {
 
 using namespace voltserve;
 
-void expect_aligned(const char* name, const Tensor& tensor) {
-  STD_TORCH_CHECK(reinterpret_cast<uintptr_t>(tensor.data_ptr()) % 16 == 0, name, ": expected a 16-byte boundary");
-}
-
 Tensor all_reduce_rms_norm(Tensor x, std::optional<Tensor> residual, Tensor weight, double eps, std::vector<int64_t> to,
                            std::vector<int64_t> from, std::optional<Tensor> turns, int64_t rank, double limit,
                            std::optional<Tensor> late) {

@@ -21,7 +21,7 @@ Tensor silu_and_mul(Tensor x) {
   Tensor y = empty(call, x, shape);
   const int64_t m = n ? y.numel() / n : 0;
   STD_TORCH_CHECK(y.numel() <= std::numeric_limits<int>::max(), "x: expected at most 2^31 results, got ", y.numel());
-  STD_TORCH_CHECK(reinterpret_cast<uintptr_t>(x.data_ptr()) % 16 == 0, "x: expected a 16-byte boundary");
+  expect_aligned("x", x);
   if (m == 0) return y;
   const SiluArgs args{data<const __half>(x), data<__half>(y), static_cast<int>(m), static_cast<int>(n)};
   check(launch_silu_and_mul(args, call.stream), "silu_and_mul");

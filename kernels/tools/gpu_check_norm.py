@@ -20,14 +20,13 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from kernels.tools.findings import Findings, parser
 from kernels.tools.native import LIBRARY
+from kernels.tools.native_all_reduce import SLOT_BYTES, TURNS
 from kernels.tools.native_norm import NormLibrary
 
 HIDDEN = (8, 64, 72, 576, 2048, 2560, 3584, 3592, 4096, 5120, 7168, 8192, 12_288, 16_384)
 ROWS = (1, 2, 7, 16, 33, 64)
 EPS = 1e-6
 GUARD = 64  # elements of poison before and after y
-SLOT = 2 * 87_382 * 16  # bytes of a rank's slot (kernels/cuda/all_reduce_plan.h)
-TURNS = 65
 # y is rounded twice, relative to itself or, where it is small, by half of float16's smallest step.
 RELATIVE, SMALLEST = 2.0**-10 * 1.01, 2.0**-24
 KINDS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -65,7 +64,7 @@ class Checker(Findings):
 
     def ranks(self, rows: int, hidden: int, ranks: int, kind: str) -> None:
         """All ranks' x summed, several calls after one another, each rank a stream."""
-        slots = torch.zeros(ranks, SLOT, dtype=torch.uint8, device="cuda")
+        slots = torch.zeros(ranks, SLOT_BYTES, dtype=torch.uint8, device="cuda")
         addresses = [slots[rank].data_ptr() for rank in range(ranks)]
         turns = [torch.ones(TURNS, dtype=torch.int32, device="cuda") for _ in range(ranks)]
         streams = [torch.cuda.Stream() for _ in range(ranks)]

@@ -8,7 +8,11 @@ from typing import Any
 
 from kernels.tools.native import LIBRARY, load
 
-MAX_RANKS, BLOCKS = 8, 64  # all_reduce_plan.h's
+# all_reduce_plan.h's.
+MAX_RANKS, BLOCKS = 8, 64
+TURNS = BLOCKS + 1
+PLACES = 87_382  # for lines, in each half of a rank's slot
+SLOT_BYTES = 2 * PLACES * 16
 
 
 class ReduceArgs(ctypes.Structure):

@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from kernels.tools.native_all_reduce import PLACES
+
 
 @dataclass(frozen=True)
 class Rules:
@@ -132,7 +134,7 @@ def test_counting_own_blocks_alone_would_not_do() -> None:
     assert len(launch(counters, 8, list(range(8)), own_only=True)) > 1
 
 
-PLACES, RENEWED = 87_382, 8  # all_reduce_plan.h's: of a half; of them renewed in each turn
+RENEWED = 8  # all_reduce_plan.h's: of PLACES, in each turn
 
 
 def oldest(renewed: int) -> int:
