@@ -1,4 +1,4 @@
-"""All-reduces of few bytes between the GPUs of one machine, in one kernel (kernels/include/all_reduce.h).
+"""All-reduces of few bytes between the GPUs of one machine, in one kernel (kernels/contracts/all_reduce.h).
 
 Ranks meet in memory that all can read and write: pinned memory of the host, which works without peer-to-peer, or each
 other's GPU memory. Imports torch, but not vLLM; importing voltserve_kernels first is the caller's part.

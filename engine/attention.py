@@ -1,6 +1,6 @@
 """vLLM's attention on voltserve_kernels: a V100's tensor cores for prompts, equal runs of the cache for decoding.
 
-Registered as vLLM's CUSTOM backend. The contract of the two ops that do the work: kernels/include/attention.h. A step's
+Registered as vLLM's CUSTOM backend. The contract of the two ops that do the work: kernels/contracts/attention.h. A step's
 metadata is what vLLM has on the GPU anyway and two numbers known on the host, so captured graphs need no other.
 """
 
@@ -24,7 +24,7 @@ from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_b
 from engine.linear import kernel_devices
 from engine.volta import HEAD_SIZES
 
-# Requests with more new tokens than this are computed on tensor cores (kernels/cuda/attention_plan.h).
+# Requests with more new tokens than this are computed on tensor cores (kernels/cuda/attention/plan.h).
 DECODE_TOKENS = 8
 INSTEAD = "pass --attention-backend TRITON_ATTN"
 

@@ -2,7 +2,7 @@
 
 Recorded (engine/recording.py), such a step is still ten operations a layer and Python's way into attention; on a small
 model calling them takes longer than what lies between the products. `voltserve::decoder_step`
-(kernels/include/decoder.h) does it all in one call, on vLLM's own cache. Steps of more tokens, and models it does not
+(kernels/contracts/decoder.h) does it all in one call, on vLLM's own cache. Steps of more tokens, and models it does not
 know, run as before.
 """
 
@@ -153,7 +153,7 @@ def _projections(layer: Any) -> list[Any]:
 
 
 def _tensors(layer: Any) -> list[torch.Tensor]:
-    """In the order of `LayerTensor` in kernels/include/decoder.h."""
+    """In the order of `LayerTensor` in kernels/contracts/decoder.h."""
     attention = layer.self_attn
     _need_attention(attention.attn)
     qkv, out, gate_up, down = ([one.packed, one.scales, one.row_factor] for one in _projections(layer))

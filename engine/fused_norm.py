@@ -1,7 +1,7 @@
 """What follows a product along the residual stream as one kernel: all-reduce, addition, RMS norm.
 
 A pattern of engine/fusion.py: vLLM's `fused_add_rms_norm`, with the all-reduce before it where nothing else reads that
-one's result, and the `rms_norm` of the first layer; kernels/cuda/norm.cuh. Which all-reduce it is, ours in the same
+one's result, and the `rms_norm` of the first layer; kernels/cuda/norm/norm.cuh. Which all-reduce it is, ours in the same
 kernel or NCCL's before it, is decided when it is called: by its size.
 """
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch import fx
 
 ADD, PLAIN = "_C.fused_add_rms_norm", "_C.rms_norm"
-MULTIPLE, LARGEST = 8, 16384  # of hidden (kernels/cuda/norm.h)
+MULTIPLE, LARGEST = 8, 16384  # of hidden (kernels/cuda/norm/args.h)
 
 
 def add_rms_norm(

@@ -4,7 +4,7 @@
     rotary_embedding(positions, q, k, …)   →      rotate_and_attend(q, k, v, positions, …)
     update_and_attend(q, k, v, …)
 
-The contract of the op: kernels/include/attention.h. q is rotated where the product left it, so nothing else may read
+The contract of the op: kernels/contracts/attention.h. q is rotated where the product left it, so nothing else may read
 it.
 """
 

@@ -19,7 +19,7 @@ from engine import progress
 from engine.linear import kernel_devices
 from quant.errors import QuantError
 
-TAPS = 4  # of the convolution; kernels/include/gdn.h
+TAPS = 4  # of the convolution; kernels/contracts/gdn.h
 # What the kernels compute in, by device.
 DTYPES = {"cpu": torch.float32, "cuda": torch.float16}
 

@@ -1,4 +1,4 @@
-"""Which token goes through which expert, as `torch.ops.voltserve.nvfp4_moe_linear` takes it (kernels/include/nvfp4.h).
+"""Which token goes through which expert, as `torch.ops.voltserve.nvfp4_moe_linear` takes it (kernels/contracts/nvfp4.h).
 
 Slot s of a step with M tokens and k experts a token is token s // k on its way through one expert.
 """
@@ -21,7 +21,7 @@ class Slots(NamedTuple):
 
 def block_size(slots: int, experts: int) -> int:
     """How many slots a block has: as many as an expert gets on average, since padding to a block is work for nothing;
-    the same choice as kernels/cuda/plan.cpp's.
+    the same choice as kernels/cuda/linear/plan.cpp's.
     """
     return next((block for block in BLOCKS if slots <= block * experts), BLOCKS[-1])
 

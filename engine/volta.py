@@ -47,7 +47,7 @@ class Attention:
     head_sizes: tuple[int, ...] = ()
 
 
-# Of voltserve_kernels' attention (kernels/cuda/attention_plan.cpp).
+# Of voltserve_kernels' attention (kernels/cuda/attention/plan.cpp).
 HEAD_SIZES = (64, 80, 96, 128, 256)
 
 # In order of preference. FlashAttention needs compute capability 8.0, FlashInfer 7.5.

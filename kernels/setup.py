@@ -20,11 +20,11 @@ FLAGS = ["-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra"
 FLAGS += ["-DTORCH_TARGET_VERSION=0x020a000000000000"]
 
 SOURCES: dict[str, list[str]] = {
-    "bindings.cpp": [],
-    "all_reduce_bindings.cpp": [],
-    "attention_bindings.cpp": [],
-    "gdn_bindings.cpp": [],
-    "decoder_bindings.cpp": [],
+    "bindings/linear.cpp": [],
+    "bindings/all_reduce.cpp": [],
+    "bindings/attention.cpp": [],
+    "bindings/gdn.cpp": [],
+    "bindings/decoder.cpp": [],
     "cpu/decoder.cpp": [],
     "cpu/nvfp4_pack.cpp": [],
     "cpu/pool.cpp": [],
@@ -37,14 +37,16 @@ if platform.machine() == "x86_64":
 
 # `make kernels-cuda` sets these: the CUDA kernels' objects as scripts/build_cuda.sh leaves them, and their toolkit.
 CUDA_OBJECTS = [
-    str(path) for path in sorted(Path(os.environ.get("VOLTSERVE_CUDA_OBJECTS", "/nonexistent")).glob("*.o"))
+    str(path)
+    for path in sorted(Path(os.environ.get("VOLTSERVE_CUDA_OBJECTS", "/nonexistent")).glob("*/*.o"))
+    if path.parent.name != "tools"
 ]
 CUDA_HOME = Path(os.environ.get("CUDA_HOME", ""))
 CUDA_LIBRARIES: list[str] = []
 if not CUDA_OBJECTS:  # among them otherwise
-    SOURCES["cuda/plan.cpp"] = []
+    SOURCES["cuda/linear/plan.cpp"] = []
 if CUDA_OBJECTS:
-    for ops in sorted(Path("cuda").glob("*ops.cpp")):
+    for ops in sorted(Path("cuda").glob("*/ops.cpp")):
         SOURCES[str(ops)] = ["-DUSE_CUDA", "-isystem", str(CUDA_HOME / "include")]
     CUDA_LIBRARIES = ["-ltorch_cuda", f"-L{CUDA_HOME / 'lib64'}", "-lcudart"]
 
@@ -59,8 +61,8 @@ class BuildOps(build_ext):
         objects.mkdir(parents=True, exist_ok=True)
 
         def compile_one(source: str) -> str:
-            target = str(objects / (Path(source).stem + ".o"))
-            run([CXX, *FLAGS, *SOURCES[source], "-isystem", str(torch / "include"), "-c", source, "-o", target])
+            target = str(objects / (source.replace("/", "-") + ".o"))
+            run([CXX, *FLAGS, *SOURCES[source], "-I.", "-isystem", str(torch / "include"), "-c", source, "-o", target])
             return target
 
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:

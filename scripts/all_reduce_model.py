@@ -1,4 +1,4 @@
-"""What an all-reduce costs two GPUs, computed: ours (kernels/cuda/all_reduce.cuh, norm.cuh) and NCCL's.
+"""What an all-reduce costs two GPUs, computed: ours (kernels/cuda/all_reduce/all_reduce.cuh, norm.cuh) and NCCL's.
 
     python scripts/all_reduce_model.py docs/results/all-reduce-h200-DATE.json --output F.json
 

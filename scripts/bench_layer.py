@@ -5,7 +5,7 @@
 
 In a CUDA graph, over as many layers of Qwen3-32B as no L2 keeps: norm, qkv, o, norm, gate_up, silu_and_mul, down;
 medians of replays. Not in it: rotation and attention. With code for 9.0 and later kernels start before the one before
-them has ended (kernels/cuda/dependent.cuh), with code for 8.0 (build/cuda-80-90) they do not.
+them has ended (kernels/cuda/common/dependent.cuh), with code for 8.0 (build/cuda-80-90) they do not.
 """
 
 from __future__ import annotations

@@ -57,6 +57,6 @@ step environment environment -- requirements/uv.lock
 step torch torch -- requirements/torch.lock scripts/install_torch_cpu.sh
 step packages packages -- requirements/cpu.lock requirements/dev.lock
 [[ -z ${WITH_RAY:-} ]] || step ray several_machines -- requirements/cpu.lock requirements/ray.lock
-step kernels kernels -- requirements/torch.lock kernels/*.{toml,py,cpp} kernels/{cpu,include}/* kernels/voltserve_kernels/*.py
+step kernels kernels -- requirements/torch.lock kernels/*.{toml,py} kernels/{bindings,contracts,cpu}/* kernels/cuda/linear/plan.* kernels/voltserve_kernels/*.py
 step voltserve ourselves -- pyproject.toml packaging/vllm-cpu-metadata/pyproject.toml
 say "ready in $((SECONDS - began)) s: $("$VENV/bin/python" --version), $VENV"

@@ -1,8 +1,8 @@
 // The kernels with AVX-512 F and BW: 16 rows of W a register. Compiled for these (setup.py), run where they are.
 #include <immintrin.h>
 
-#include "e2m1_bfloat16.h"
-#include "exp.h"
+#include "cpu/e2m1_bfloat16.h"
+#include "cpu/exp.h"
 
 namespace voltserve::cpu {
 namespace {
@@ -63,13 +63,13 @@ struct Vector {
 }  // namespace
 }  // namespace voltserve::cpu
 
-#include "nvfp4_linear.inl"
+#include "cpu/nvfp4_linear.inl"
 //
-#include "layers.inl"
+#include "cpu/layers.inl"
 //
-#include "decoder.inl"
+#include "cpu/decoder.inl"
 //
-#include "gdn.inl"
+#include "cpu/gdn.inl"
 
 namespace voltserve::cpu {
 

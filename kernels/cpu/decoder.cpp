@@ -1,12 +1,12 @@
 // The order of work in a step of all decoder layers, and what of it is shared among threads.
-#include "decoder.h"
+#include "cpu/decoder.h"
 
 #include <algorithm>
 #include <cmath>
 
-#include "kernels.h"
-#include "layout.h"
-#include "pool.h"
+#include "cpu/kernels.h"
+#include "cpu/layout.h"
+#include "cpu/pool.h"
 
 namespace voltserve::cpu {
 namespace {

@@ -1,10 +1,10 @@
-// A step of all decoder layers (include/decoder.h).
+// A step of all decoder layers (contracts/decoder.h).
 #pragma once
 
 #include <mutex>
 #include <vector>
 
-#include "../include/decoder.h"
+#include "contracts/decoder.h"
 
 namespace voltserve::cpu {
 

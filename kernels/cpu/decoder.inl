@@ -1,4 +1,4 @@
-// Attention and rotation of a decoder's step (include/decoder.h) in float32, for any vector type: it needs what layers.inl needs.
+// Attention and rotation of a decoder's step (contracts/decoder.h) in float32, for any vector type: it needs what layers.inl needs.
 //
 // A page of keys lies with its positions along each other, so a vector holds the scores of as many positions and nothing is
 // summed across lanes; values lie by position, and a vector holds as many dimensions of the output. One call is one token,
@@ -8,7 +8,7 @@
 #include <cmath>
 #include <limits>
 
-#include "../include/decoder.h"
+#include "contracts/decoder.h"
 
 namespace voltserve::cpu {
 namespace {

@@ -1,4 +1,4 @@
-// The two ops of a Gated DeltaNet layer (include/gdn.h) in float32, for any vector type: it needs what layers.inl needs.
+// The two ops of a Gated DeltaNet layer (contracts/gdn.h) in float32, for any vector type: it needs what layers.inl needs.
 //
 // A state of 128 x 128 is 64 KB: it is read and written once a token and head, from the second-level cache while a request's
 // tokens pass by, and bounds both decoding and prefill. Each request's tokens are taken one after another: the chunked
@@ -6,7 +6,7 @@
 
 #include <cmath>
 
-#include "../include/gdn.h"
+#include "contracts/gdn.h"
 
 namespace voltserve::cpu {
 namespace {

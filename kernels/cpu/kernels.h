@@ -3,9 +3,9 @@
 
 #include <cstdint>
 
-#include "../include/decoder.h"
-#include "../include/gdn.h"
-#include "../include/nvfp4.h"
+#include "contracts/decoder.h"
+#include "contracts/gdn.h"
+#include "contracts/nvfp4.h"
 
 namespace voltserve::cpu {
 

@@ -1,4 +1,4 @@
-// How a CPU holds an NVFP4 matrix (include/nvfp4.h): one layout for every instruction set, made for decoding without
+// How a CPU holds an NVFP4 matrix (contracts/nvfp4.h): one layout for every instruction set, made for decoding without
 // a shuffle across 16-byte lanes.
 //
 // Rows go in tiles of 16, and a tile's columns in steps of 8. A step is 64 bytes: four 16-byte lanes of four rows each. Byte

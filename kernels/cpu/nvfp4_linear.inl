@@ -6,7 +6,7 @@
 // and core on Zen 3, above what its memory feeds; from M = 4 on the FMA units are the bound, and decoding runs beside
 // them on the shuffle unit, so that larger M is served in blocks of kMaxRows with no dequantized copy at all.
 //
-// Numerics: see include/nvfp4.h. Products within a group are summed unscaled in float32, then scaled once.
+// Numerics: see contracts/nvfp4.h. Products within a group are summed unscaled in float32, then scaled once.
 //
 // `Vector` has: width (rows of W it holds, dividing kTileRows); max_rows (kMaxRows below); F, its register; zero, load, store,
 // broadcast, add, mul, fma(a, b, c) = a * b + c; decode(bytes, nibble, F[4]), the columns of a step that are in the low (0)
@@ -14,8 +14,8 @@
 
 #include <algorithm>
 
-#include "kernels.h"
-#include "layout.h"
+#include "cpu/kernels.h"
+#include "cpu/layout.h"
 
 namespace voltserve::cpu {
 namespace {

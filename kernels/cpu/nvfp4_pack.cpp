@@ -1,8 +1,8 @@
-// Canonical NVFP4 (include/nvfp4.h) into the CPU's layout (layout.h). Runs once, at load.
+// Canonical NVFP4 (contracts/nvfp4.h) into the CPU's layout (layout.h). Runs once, at load.
 #include <cstring>
 
-#include "kernels.h"
-#include "layout.h"
+#include "cpu/kernels.h"
+#include "cpu/layout.h"
 
 namespace voltserve::cpu {
 

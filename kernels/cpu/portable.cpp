@@ -5,7 +5,7 @@
 #include <cstring>
 #include <numeric>
 
-#include "layout.h"
+#include "cpu/layout.h"
 
 namespace voltserve::cpu {
 namespace {
@@ -92,13 +92,13 @@ struct Vector {
 }  // namespace
 }  // namespace voltserve::cpu
 
-#include "nvfp4_linear.inl"
+#include "cpu/nvfp4_linear.inl"
 //
-#include "layers.inl"
+#include "cpu/layers.inl"
 //
-#include "decoder.inl"
+#include "cpu/decoder.inl"
 //
-#include "gdn.inl"
+#include "cpu/gdn.inl"
 
 namespace voltserve::cpu {
 

@@ -3,7 +3,7 @@
     python kernels/tools/attention_clocks.py --build build/cuda-80-90
     python kernels/tools/attention_clocks.py --library build/cuda-80-90/clocks/libvoltserve_cuda.so --output NAME.json
 
---build, where nvcc is, puts POINTS into a copy of kernels/cuda/attention_decode.cuh, compiles it as
+--build, where nvcc is, puts POINTS into a copy of kernels/cuda/attention/decode.cuh, compiles it as
 scripts/build_cuda.sh does, and links it with that folder's other objects; the product has no such points. On the GPU
 the timer that all multiprocessors share is read; on an H200 it ticks every 32 ns. A read waits for the value that its
 point is about, and so takes some time itself.
@@ -15,7 +15,6 @@ import argparse
 import ctypes
 import datetime
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -25,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from kernels.tools.native import ROOT
 from kernels.tools.native_attention import AttentionLibrary
 
-# (point, text of attention_decode.cuh with @ where it goes, 32 bits that must be known by then)
+# (point, text of attention/decode.cuh with @ where it goes, 32 bits that must be known by then)
 POINTS = (
     ("start", "@  const Runs runs(args, kShape.tile(), gridDim.x);\n", "0u"),
     ("its run is known", "@  auto position_of = ", "last_tile"),
@@ -63,12 +62,12 @@ MOST_WARPS = 1 << 16
 
 
 def with_points(source: str) -> str:
-    """attention_decode.cuh's text with POINTS in it. Raises ValueError naming a point whose place is not there once."""
+    """attention/decode.cuh's text with POINTS in it. Raises ValueError naming a point whose place is not there once."""
     for index, (name, place, value) in enumerate(POINTS):
         text = place.replace("@", "")
         if source.count(text) != 1:
             raise ValueError(
-                f"{name}: expected {text!r} once in attention_decode.cuh, found it {source.count(text)} times"
+                f"{name}: expected {text!r} once in attention/decode.cuh, found it {source.count(text)} times"
             )
         source = source.replace(text, place.replace("@", f"read_clock({index}, {value});\n"))
     opening = "namespace voltserve {\n"
@@ -79,16 +78,18 @@ def build(folder: Path) -> Path:
     """The library of `folder`'s objects with POINTS in its decoding kernel, in `folder`/clocks."""
     fetched = subprocess.run([ROOT / "scripts" / "fetch_nvcc.sh"], check=True, capture_output=True, text=True)
     cuda_home = Path(fetched.stdout.strip())
-    out, sources = folder / "clocks", ROOT / "kernels" / "cuda"
-    out.mkdir(exist_ok=True)
-    shutil.copy(sources / "attention_decode.cu", out)
-    (out / "attention_decode.cuh").write_text(with_points((sources / "attention_decode.cuh").read_text()))
-    compiled, library = out / "attention_decode.o", out / "libvoltserve_cuda.so"
+    out, sources, room = folder / "clocks", ROOT / "kernels", Path("cuda/attention")
+    (out / room).mkdir(parents=True, exist_ok=True)
+    (out / room / "decode.cuh").write_text(with_points((sources / room / "decode.cuh").read_text()))
+    compiled, library = out / "decode.o", out / "libvoltserve_cuda.so"
     first, last = folder.name.split("-")[1:]
     command = [cuda_home / "bin" / "nvcc", "-gencode", f"arch=compute_{first},code=sm_{last}", "-O3", "-std=c++17"]
-    source = out / "attention_decode.cu"
-    subprocess.run([*command, "-Xcompiler", "-fPIC", "-I", sources, "-c", source, "-o", compiled], check=True)
-    others = [o for o in (*folder.glob("*.o"), *folder.glob("tools/*.o")) if o.name != compiled.name]
+    # The copy's folder comes first, so its header is found instead of the kernels' own.
+    found_in = ["-I", out, "-I", sources]
+    source = sources / room / "decode.cu"
+    subprocess.run([*command, "-Xcompiler", "-fPIC", *found_in, "-c", source, "-o", compiled], check=True)
+    replaced = folder / "attention" / "decode.o"
+    others = [one for one in folder.glob("*/*.o") if one not in (replaced, compiled)]
     linked = [
         "g++",
         "-shared",

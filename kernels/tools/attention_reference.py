@@ -1,4 +1,4 @@
-"""What the attention ops compute (kernels/include/attention.h), in float64, and random batches to try them on."""
+"""What the attention ops compute (kernels/contracts/attention.h), in float64, and random batches to try them on."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NO_BLOCK = 1 << 29
 
 @dataclass(frozen=True)
 class Batch:
-    """Requests with new tokens, whose `key` and `value` [T, H_kv, D] are the last positions; see include/attention.h.
+    """Requests with new tokens, whose `key` and `value` [T, H_kv, D] are the last positions; see contracts/attention.h.
 
     The cache holds NaN wherever no position of a request lies, so that what must have no influence shows if it has.
     """

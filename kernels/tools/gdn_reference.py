@@ -1,4 +1,4 @@
-"""The ops of a Gated DeltaNet layer (include/gdn.h) in float64, token by token, with torch on the CPU."""
+"""The ops of a Gated DeltaNet layer (contracts/gdn.h) in float64, token by token, with torch on the CPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks the norm between products (kernels/cuda/norm.cuh) on the GPU at hand, and writes what it saw as JSON.
+"""Checks the norm between products (kernels/cuda/norm/norm.cuh) on the GPU at hand, and writes what it saw as JSON.
 
     python kernels/tools/gpu_check_norm.py [--library FILE.so] [--ops FILE.so] [--quick] --output docs/results/NAME.json
 

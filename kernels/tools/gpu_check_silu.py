@@ -1,4 +1,4 @@
-"""Checks silu_and_mul (kernels/cuda/silu_and_mul.cuh) on the GPU at hand against float64.
+"""Checks silu_and_mul (kernels/cuda/silu/silu_and_mul.cuh) on the GPU at hand against float64.
 
 python kernels/tools/gpu_check_silu.py --library build/cuda/libvoltserve_cuda.so --output docs/results/NAME.json
 

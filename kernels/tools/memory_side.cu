@@ -1,10 +1,10 @@
-// The fused kernel without its arithmetic: the same packed weights, skeleton, staging, shares and sums (cuda/linear.cuh), but the
+// The fused kernel without its arithmetic: the same packed weights, skeleton, staging, shares and sums (cuda/linear/linear.cuh), but the
 // codes and scales are only xor-ed. Its time is what the kernel's memory side allows, on GPUs too where mma.m8n8k4 is
 // emulated or where the arithmetic is the bound; and it gives sass_model.py points that memory bounds. What it writes means nothing.
 #include <cuda_runtime.h>
 
-#include "../cuda/linear.cuh"
-#include "../cuda/plan.h"
+#include "cuda/linear/linear.cuh"
+#include "cuda/linear/plan.h"
 
 namespace voltserve {
 namespace {

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,7 +68,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Plan:
-    """What kernels/cuda/plan.h chose."""
+    """What kernels/cuda/linear/plan.h chose."""
 
     path: str
     variant: int
@@ -80,7 +80,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Packed:
-    """A weight [n, k] in the layout of kernels/cuda/layout.cuh; torch tensors on the GPU. `experts`: how many, or 0."""
+    """A weight [n, k] in the layout of kernels/cuda/common/layout.cuh; torch tensors on the GPU. `experts`: how many, or 0."""
 
     codes: Any
     scales: Any
@@ -92,7 +92,7 @@ class Packed:
 
 
 def structs(mirrored: Sequence[type[ctypes.Structure]]) -> str:
-    """What kernels/cuda/c_structs.h writes of the structs that these mirror."""
+    """What kernels/cuda/common/c_structs.h writes of the structs that these mirror."""
     lines = []
     for struct in mirrored:
         fields = ", ".join(f"{name.rstrip('_')} {getattr(struct, name).offset}" for name, *_ in struct._fields_)
@@ -100,20 +100,26 @@ def structs(mirrored: Sequence[type[ctypes.Structure]]) -> str:
     return "".join(lines)
 
 
-def load(path: Path, described_by: str, mirrored: Sequence[type[ctypes.Structure]]) -> ctypes.CDLL:
-    """The shared library, whose structs are those that `mirrored` mirrors; `described_by`: its function that says so.
+def load(path: Path, mirrored: Mapping[str, Sequence[type[ctypes.Structure]]]) -> ctypes.CDLL:
+    """The shared library, once its structs are known to be laid out as Python's mirrors of them.
 
-    Raises RuntimeError naming the first struct that differs: the library was built from other sources.
+    Args:
+        path: the library.
+        mirrored: by the name of each room's C function that describes its structs, their mirrors in its order.
+
+    Raises:
+        RuntimeError: a struct differs, so the library was built from other sources; names the first one.
     """
     library = ctypes.CDLL(str(path))
-    describe = getattr(library, described_by, None)
-    if describe is None:
-        raise RuntimeError(f"{path}: expected {described_by}(), not found; {_REBUILD}")
-    describe.restype = ctypes.c_char_p
-    expected, got = (text.splitlines() for text in (structs(mirrored), describe().decode()))
-    for ours, theirs in itertools.zip_longest(expected, got, fillvalue="nothing"):
-        if ours != theirs:
-            raise RuntimeError(f"{path}: expected {ours}; got {theirs}; {_REBUILD}")
+    for described_by, mirrors in mirrored.items():
+        describe = getattr(library, described_by, None)
+        if describe is None:
+            raise RuntimeError(f"{path}: expected {described_by}(), not found; {_REBUILD}")
+        describe.restype = ctypes.c_char_p
+        expected, got = (text.splitlines() for text in (structs(mirrors), describe().decode()))
+        for ours, theirs in itertools.zip_longest(expected, got, fillvalue="nothing"):
+            if ours != theirs:
+                raise RuntimeError(f"{path}: expected {ours}; got {theirs}; {_REBUILD}")
     return library
 
 
@@ -121,7 +127,8 @@ class Library:
     """The launchers, on torch tensors of the current device and its current stream."""
 
     def __init__(self, path: Path = LIBRARY) -> None:
-        self._c = load(path, "voltserve_structs", (_Problem, _Plan, _Shape, _LinearArgs, _SiluArgs))
+        linear = (_Problem, _Plan, _Shape, _LinearArgs)
+        self._c = load(path, {"voltserve_linear_structs": linear, "voltserve_silu_structs": (_SiluArgs,)})
         self._c.voltserve_shape.restype = ctypes.POINTER(_Shape)
         self._c.voltserve_place_code.restype = ctypes.c_uint32
         self._c.voltserve_place_scale.restype = ctypes.c_uint32

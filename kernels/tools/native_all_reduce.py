@@ -8,7 +8,7 @@ from typing import Any
 
 from kernels.tools.native import LIBRARY, load
 
-# all_reduce_plan.h's.
+# all_reduce/plan.h's.
 MAX_RANKS, BLOCKS = 8, 64
 TURNS = BLOCKS + 1
 PLACES = 87_382  # for lines, in each half of a rank's slot
@@ -16,7 +16,7 @@ SLOT_BYTES = 2 * PLACES * 16
 
 
 class ReduceArgs(ctypes.Structure):
-    """The arguments of a kernel where ranks meet (kernels/cuda/all_reduce.h)."""
+    """The arguments of a kernel where ranks meet (kernels/cuda/all_reduce/args.h)."""
 
     _fields_ = [
         ("x", ctypes.c_void_p),
@@ -31,7 +31,7 @@ class ReduceArgs(ctypes.Structure):
 
     @classmethod
     def of(cls, to: list[int], slots: list[int], turns: Any, rank: int, limit: float, late: Any = None) -> ReduceArgs:
-        """All of them but the numbers, as the ops' arguments of the same names (kernels/include/all_reduce.h)."""
+        """All of them but the numbers, as the ops' arguments of the same names (kernels/contracts/all_reduce.h)."""
         args = cls(rank=rank, ranks=len(slots), copies=len(to), turns=turns.data_ptr(), limit_ns=int(limit * 1e9))
         args.to[: len(to)], args.from_[: len(slots)] = to, slots
         args.late = None if late is None else late.data_ptr()
@@ -42,7 +42,7 @@ class ReduceLibrary:
     """The launcher, on torch tensors of the current device and its current stream."""
 
     def __init__(self, path: Path = LIBRARY) -> None:
-        self._c = load(path, "voltserve_all_reduce_structs", (ReduceArgs,))
+        self._c = load(path, {"voltserve_all_reduce_structs": (ReduceArgs,)})
 
     def plan(self, count: int, ranks: int = 2, *, half: bool = True) -> int:
         """The blocks for `count` numbers, float16 or float32. Raises ValueError naming what does not fit."""
@@ -62,7 +62,7 @@ class ReduceLibrary:
         limit: float,
         blocks: int,
     ) -> Any:
-        """A callable that launches y = the sum of all ranks' x, on so many blocks; see kernels/include/all_reduce.h."""
+        """A callable that launches y = the sum of all ranks' x, on so many blocks; see kernels/contracts/all_reduce.h."""
         import torch
 
         args = ReduceArgs.of(to, slots, turns, rank, limit)

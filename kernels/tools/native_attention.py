@@ -9,7 +9,7 @@ from typing import Any
 
 from kernels.tools.native import LIBRARY, load
 
-DECODE_TOKENS = 8  # attention_plan.h's kDecodeTokens
+DECODE_TOKENS = 8  # attention/plan.h's kDecodeTokens
 
 
 def _ints(names: str) -> list[tuple[str, Any]]:
@@ -74,7 +74,7 @@ class _RotateArgs(ctypes.Structure):
 
 @dataclass(frozen=True)
 class DecodeShape:
-    """A decoding block; see kernels/cuda/attention_plan.h."""
+    """A decoding block; see kernels/cuda/attention/plan.h."""
 
     head_dim: int
     row_warps: int
@@ -94,7 +94,7 @@ class DecodeShape:
 
 @dataclass(frozen=True)
 class Plan:
-    """What kernels/cuda/attention_plan.h chose. No `decode`, or 0 `prefill_tiles`: nothing to do."""
+    """What kernels/cuda/attention/plan.h chose. No `decode`, or 0 `prefill_tiles`: nothing to do."""
 
     decode: DecodeShape | None
     units: int
@@ -114,8 +114,12 @@ class AttentionLibrary:
     """The launchers, on torch tensors of the current device and its current stream."""
 
     def __init__(self, path: Path = LIBRARY) -> None:
-        mirrored = (_Problem, _DecodeShape, _PrefillShape, _Plan, _AttentionArgs, _CacheArgs, _RotateArgs)
-        self._c = load(path, "voltserve_attention_structs", mirrored)
+        mirrored = {
+            "voltserve_attention_structs": (_Problem, _DecodeShape, _PrefillShape, _Plan, _AttentionArgs),
+            "voltserve_cache_structs": (_CacheArgs,),
+            "voltserve_rotate_structs": (_RotateArgs,),
+        }
+        self._c = load(path, mirrored)
 
     def plan(
         self,
@@ -159,7 +163,7 @@ class AttentionLibrary:
         soft_cap: float = 0.0,
         processors: int | None = None,
     ) -> Any:
-        """A callable that launches torch.ops.voltserve.paged_attention's kernels; tensors as in include/attention.h.
+        """A callable that launches torch.ops.voltserve.paged_attention's kernels; tensors as in contracts/attention.h.
 
         Allocates the scratch memory now and nothing later. `processors`: plan as for a GPU with so many.
         """

@@ -27,7 +27,7 @@ class NormLibrary:
     """The launcher, on torch tensors of the current device and its current stream."""
 
     def __init__(self, path: Path = LIBRARY) -> None:
-        self._c = load(path, "voltserve_norm_structs", (_NormArgs, _NormPlan))
+        self._c = load(path, {"voltserve_norm_structs": (_NormArgs, _NormPlan)})
 
     def plan(self, rows: int, hidden: int, ranks: int = 1) -> tuple[int, int]:
         """Units of a thread and threads of a block. Raises ValueError naming what does not fit."""
@@ -51,7 +51,7 @@ class NormLibrary:
         limit: float = 10.0,
         late: Any = None,
     ) -> Any:
-        """A callable that launches it; see all_reduce_rms_norm in kernels/include/all_reduce.h, and `places` there.
+        """A callable that launches it; see all_reduce_rms_norm in kernels/contracts/all_reduce.h, and `places` there.
 
         All tensors contiguous: x, y and residual (or None) [rows, hidden], weight [hidden], late int32 [1] or None.
         """

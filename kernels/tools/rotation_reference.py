@@ -1,4 +1,4 @@
-"""What rotate_and_cache makes of heads (kernels/include/attention.h), in float64, and how far off it may be."""
+"""What rotate_and_cache makes of heads (kernels/contracts/attention.h), in float64, and how far off it may be."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def with_norm(ours: AllReduce, device: torch.device) -> dict[str, Callable[[torc
 
 
 def sweep(ours: AllReduce, library: ReduceLibrary, device: torch.device) -> Iterator[dict[str, Any]]:
-    """Several numbers of blocks, from which kernels/cuda/all_reduce_plan.h has its limit."""
+    """Several numbers of blocks, from which kernels/cuda/all_reduce/plan.h has its limit."""
     for tokens in SWEPT:
         x = torch.ones(tokens, HIDDEN, dtype=torch.float16, device=device)
         planned = library.plan(x.numel())

@@ -64,6 +64,6 @@ def test_a_lines_data_and_turn_travel_in_one_access_of_the_whole_system(
 
 @pytest.mark.parametrize("kernel", ["all_reduce_kernelI6__half", "all_reduce_kernelIf"])
 def test_its_blocks_fit_a_v100s_processor(build: Path, kernel: str) -> None:
-    report = (build / "all_reduce.o.ptxas").read_text()
+    report = (build / "all_reduce" / "all_reduce.o.ptxas").read_text()
     (registers,) = re.findall(rf"entry function '\w+{kernel}\w*' for 'sm_70'.*?Used (\d+)", report, re.DOTALL)
     assert 256 * int(registers) <= 65536

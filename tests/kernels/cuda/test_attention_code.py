@@ -24,7 +24,7 @@ def model(build: Path, sass: dict[str, list[Instruction]]) -> Model:
 
 def reports(build: Path, kernel: str) -> dict[str, tuple[int, int]]:
     """(registers, bytes of static shared memory) of each instantiation, by its mangled template arguments."""
-    text = (build / f"{kernel}.o.ptxas").read_text()
+    text = (build / "attention" / f"{kernel}.o.ptxas").read_text()
     found = re.findall(
         r"entry function '\w+?kernelI(\w+?)EEEv\w+' for 'sm_70'.*?Used (\d+) registers(.*?)\n", text, re.DOTALL
     )
@@ -65,7 +65,7 @@ def test_decoding_is_multiplied_on_tensor_cores_from_128_bit_loads(model: Model,
 @pytest.mark.parametrize("head_dim", HEAD_SIZES)
 def test_the_planned_prefill_blocks_fit_a_v100(build: Path, head_dim: int) -> None:
     plan = AttentionLibrary(build / LIBRARY.name).plan(1, 64, 0, 64, 1, 1, head_dim)
-    registers, static = reports(build, "attention_prefill")[f"Li{head_dim}"]
+    registers, static = reports(build, "prefill")[f"Li{head_dim}"]
     assert static == 0
     assert plan.prefill_shared_bytes * plan.prefill_blocks_per_processor <= SHARED
     assert registers * 2 * plan.prefill_rows * plan.prefill_blocks_per_processor <= REGISTERS
@@ -77,7 +77,7 @@ def test_the_planned_decoding_blocks_fit_a_v100(build: Path, head_dim: int, rows
     shape = AttentionLibrary(build / LIBRARY.name).plan(4, 4, 1, 1, rows, 1, head_dim).decode
     assert shape is not None
     arguments = f"Li{head_dim}ELi{shape.row_warps}"
-    registers, static = reports(build, "attention_decode")[arguments]
+    registers, static = reports(build, "decode")[arguments]
     threads = 32 * shape.row_warps * shape.token_warps
     assert registers * threads * shape.blocks_per_processor <= REGISTERS
     assert static * shape.blocks_per_processor <= SHARED

@@ -32,7 +32,7 @@ def test_nothing_is_computed_in_halves(sass: dict[str, list[Instruction]], kerne
 
 @pytest.mark.parametrize("kernel", ["delta_decode_kernelILi128E", "delta_scan_kernelILi128E", "conv1d_kernelE"])
 def test_four_blocks_fit_a_v100s_processor(build: Path, kernel: str) -> None:
-    report = (build / "gdn.o.ptxas").read_text()
+    report = (build / "gdn" / "gdn.o.ptxas").read_text()
     entry = rf"Compiling entry function '\w+{kernel}\w*' for 'sm_70'.*?Used (\d+)(.*?)\n"
     ((registers, rest),) = re.findall(entry, report, re.DOTALL)
     shared = re.search(r"(\d+) bytes smem", rest)

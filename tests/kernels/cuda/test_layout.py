@@ -1,4 +1,4 @@
-"""The packed layout's words and scales: the bits that kernels/cuda/layout.cuh promises its decoders."""
+"""The packed layout's words and scales: the bits that kernels/cuda/common/layout.cuh promises its decoders."""
 
 import itertools
 import struct

@@ -17,7 +17,7 @@ VARIANTS = ("mma2", "mma4", "mma8", "mma16", "mma32", "mma64", "mma128")
 
 
 def compiler_reports(build: Path) -> list[tuple[str, str]]:
-    text = "".join(path.read_text() for path in sorted(build.glob("*.ptxas")))
+    text = "".join(path.read_text() for path in sorted(build.glob("*/*.ptxas")))
     return re.findall(r"Compiling entry function '(\w+)' for 'sm_70'(.*?Used.*?)\n", text, flags=re.DOTALL)
 
 

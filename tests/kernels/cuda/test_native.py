@@ -24,7 +24,7 @@ def compiled(folder: Path, fields: str) -> Path:
     """A shared library whose interface has a struct Pair with `fields`."""
     source, library = folder / "api.cpp", folder / "api.so"
     source.write_text(
-        f'#include "{ROOT}/kernels/cuda/c_structs.h"\n'
+        f'#include "{ROOT}/kernels/cuda/common/c_structs.h"\n'
         f"namespace voltserve {{ struct Pair {{ {fields} }}; }}\n"
         "using voltserve::Pair;\n"
         'extern "C" const char *pair_structs() {\n'
@@ -42,26 +42,26 @@ def test_structs_are_described_alike_in_both_languages(library: Library) -> None
 
 def test_a_library_with_the_same_structs_is_loaded(tmp_path: Path) -> None:
     path = compiled(tmp_path, "int first; double second;")
-    assert load(path, "pair_structs", [_Pair])
+    assert load(path, {"pair_structs": [_Pair]})
 
 
 @pytest.mark.parametrize("fields", ["double second; int first;", "int first; float second;"])
 def test_a_library_with_another_struct_is_refused_by_name(tmp_path: Path, fields: str) -> None:
     path = compiled(tmp_path, fields)
     with pytest.raises(RuntimeError, match=r"api\.so: expected Pair 16: first 0, second 8; got Pair .*build_cuda\.sh"):
-        load(path, "pair_structs", [_Pair])
+        load(path, {"pair_structs": [_Pair]})
 
 
 @pytest.mark.parametrize("mirrored", [[_Longer], [_Pair, _Pair], []])
 def test_python_with_other_structs_is_refused(tmp_path: Path, mirrored: list[type[ctypes.Structure]]) -> None:
     path = compiled(tmp_path, "int first; double second;")
     with pytest.raises(RuntimeError, match=r"expected .*; got .*built from other sources"):
-        load(path, "pair_structs", mirrored)
+        load(path, {"pair_structs": mirrored})
 
 
 def test_a_library_that_says_nothing_of_its_structs_is_refused(tmp_path: Path) -> None:
     path = compiled(tmp_path, "int first; double second;")
-    with pytest.raises(RuntimeError, match=r"expected voltserve_structs\(\), not found"):
+    with pytest.raises(RuntimeError, match=r"expected voltserve_linear_structs\(\), not found"):
         Library(path)
 
 

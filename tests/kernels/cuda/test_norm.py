@@ -81,7 +81,7 @@ def test_without_ranks_rows_move_in_whole_vectors(sass: dict[str, list[Instructi
 
 def test_a_rows_block_fits_a_v100s_processor_and_keeps_its_row_in_registers(build: Path) -> None:
     """But for rows of ranks above 14,336, which spill."""
-    report = (build / "norm.o.ptxas").read_text()
+    report = (build / "norm" / "norm.o.ptxas").read_text()
     found = re.findall(
         r"norm_kernelILi(\d)ELb(\d)E\w*' for 'sm_70'.*?(\d+) bytes spill loads.*?Used (\d+)", report, re.DOTALL
     )

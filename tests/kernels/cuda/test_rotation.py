@@ -47,7 +47,7 @@ def test_few_instructions_lie_between_the_first_load_and_the_last_store(kernels:
 
 
 def test_a_multiprocessor_holds_eight_blocks(build: Path) -> None:
-    report = (build / "rotate.o.ptxas").read_text()
+    report = (build / "rotate" / "rotate.o.ptxas").read_text()
     used = re.findall(r"'_ZN9voltserve13rotate_kernel\w+' for 'sm_70'.*?Used (\d+) registers", report, re.DOTALL)
     assert len(used) == 12
     assert max(map(int, used)) <= 65536 // (8 * 128)

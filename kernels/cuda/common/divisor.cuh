@@ -1,0 +1,21 @@
+// Division by a number known before the launch.
+#pragma once
+
+#include "cuda/common/layout.cuh"
+
+namespace voltserve {
+
+// 4 instructions instead of 18.
+struct Divisor {
+  unsigned value, reciprocal;  // floor(2^32 / value) + 1, cut to 32 bits
+
+  Divisor() = default;
+  VOLTSERVE_BOTH explicit Divisor(unsigned v) : value(v), reciprocal(v > 1 ? 0xFFFFFFFFu / v + 1 : 0) {}
+  friend __device__ unsigned operator/(unsigned a, const Divisor &d) {
+    if (d.value == 1) return a;
+    const unsigned q = __umulhi(a, d.reciprocal);  // right, or one too many
+    return q - (q * d.value > a);
+  }
+};
+
+}  // namespace voltserve

@@ -1,0 +1,60 @@
+// out[r][c] = fp16(e2m1(code) * e4m3(scale) * row_factor) for rows first_row .. of a packed weight (common/layout.cuh), as cuBLAS reads
+// it: row-major [rows, k]. code * scale is exact in fp16; the factor is applied in fp32 and rounded once.
+//
+// A warp turns one tile of 32 rows by 64 columns at a time; the tile goes through shared memory so that stores are whole
+// 128-byte lines (8 lanes a row). 0.5625 B are read and 2 B written a weight: bound by writing.
+#pragma once
+
+#include "cuda/common/layout.cuh"
+
+namespace voltserve {
+
+constexpr int kDequantizeWarps = 4;
+
+template <int GROUP>
+__global__ void __launch_bounds__(32 * kDequantizeWarps)
+    dequantize_kernel(const uint4 *codes, const uint8_t *scales, const float *row_factor, half *out, int first_row, int rows, int k) {
+  // 8 chunks of 8 halves a row, and one more so that neighbouring rows lie in different banks.
+  __shared__ uint4 staged[kDequantizeWarps][kTileRows][9];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int column_tiles = ceil_div(k, kTileColumns);
+  const int column_tile = blockIdx.x * kDequantizeWarps + warp;
+  const int tile_row = blockIdx.y;
+  if (column_tile >= column_tiles) return;  // whole warps, and only warps meet below
+
+  LaneTile<GROUP> tile;
+  LaneSource<GROUP> source;
+  source.seek(codes, scales, static_cast<size_t>(first_row / kTileRows + tile_row) * column_tiles + column_tile, lane);
+  tile.load_half(source, 0, true);
+  tile.load_half(source, 1, true);
+  tile.load_scales(source, true);
+  const int row = tile_row * kTileRows + lane;
+  const float factor = row < rows ? row_factor[first_row + row] * kProductFactor : 0;
+
+  half2 even, odd;
+  decode_scales(tile.scales, even, odd);
+  const half2 scale_pairs[4] = {__low2half2(even), __low2half2(odd), __high2half2(even), __high2half2(odd)};
+#pragma unroll
+  for (int word = 0; word < 8; ++word) {
+    half2 pairs[4];
+    decode_word(tile.word(word), pairs);
+    uint32_t bits[4];
+#pragma unroll
+    for (int p = 0; p < 4; ++p) {
+      const float2 exact = __half22float2(__hmul2(pairs[p], scale_pairs[word * 8 / GROUP]));
+      bits[p] = as_bits(__floats2half2_rn(exact.x * factor, exact.y * factor));
+    }
+    staged[warp][lane][word] = make_uint4(bits[0], bits[1], bits[2], bits[3]);
+  }
+  __syncwarp();
+  const int column = column_tile * kTileColumns + lane % 8 * 8;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const int r = i * 4 + lane / 8, out_row = tile_row * kTileRows + r;
+    if (out_row < rows && column < k) {
+      *reinterpret_cast<uint4 *>(out + static_cast<size_t>(out_row) * k + column) = staged[warp][r][lane % 8];
+    }
+  }
+}
+
+}  // namespace voltserve
