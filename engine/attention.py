@@ -1,7 +1,7 @@
 """vLLM's attention on voltserve_kernels: a V100's tensor cores for prompts, equal runs of the cache for decoding.
 
-Registered as vLLM's CUSTOM backend. The contract of the two ops that do the work: kernels/contracts/attention.h. A step's
-metadata is what vLLM has on the GPU anyway and two numbers known on the host, so captured graphs need no other.
+Registered as vLLM's CUSTOM backend. kernels/contracts/attention.h is the contract of the two ops that do the work.
+A step's metadata is what vLLM has on the GPU anyway, and two numbers that the host knows. Captured graphs need no more.
 """
 
 from dataclasses import dataclass, replace

@@ -1,8 +1,8 @@
 """What follows a product along the residual stream as one kernel: all-reduce, addition, RMS norm.
 
 A pattern of engine/fusion.py: vLLM's `fused_add_rms_norm`, with the all-reduce before it where nothing else reads that
-one's result, and the `rms_norm` of the first layer; kernels/cuda/norm/norm.cuh. Which all-reduce it is, ours in the same
-kernel or NCCL's before it, is decided when it is called: by its size.
+one's result, and the `rms_norm` of the first layer; kernels/cuda/norm/norm.cuh. The call's size decides which
+all-reduce it is: ours in the same kernel, or NCCL's before it.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -1,6 +1,7 @@
 """The gate of a feed-forward layer by our kernel, which on newer GPUs starts before the product before it has ended.
 
-A pattern of engine/fusion.py: vLLM's `silu_and_mul` into memory that was made for it, kernels/cuda/silu/silu_and_mul.cuh.
+A pattern of engine/fusion.py: vLLM's `silu_and_mul` into memory that was made for it. The kernel is
+kernels/cuda/silu/silu_and_mul.cuh.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -1,4 +1,6 @@
-"""Which token goes through which expert, as `torch.ops.voltserve.nvfp4_moe_linear` takes it (kernels/contracts/nvfp4.h).
+"""Which token goes through which expert, in the form of `torch.ops.voltserve.nvfp4_moe_linear`.
+
+kernels/contracts/nvfp4.h is the contract of that op.
 
 Slot s of a step with M tokens and k experts a token is token s // k on its way through one expert.
 """

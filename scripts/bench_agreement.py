@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Do `voltserve bench` and vLLM's own `vllm bench serve` agree? Both on one running server, in turn, round after round.
 
-    .venv/bin/python scripts/bench_agreement.py docs/results/bench-agreement-DATE.json
+    .venv/bin/python -m scripts.bench_agreement docs/results/bench-agreement-DATE.json
 
 The ratios are medians over rounds of the ratio in each, and who goes first alternates: a machine's load changes. With
 `--fake` the server is the tests' engine, whose delays are scripted: what else the machine does changes little there.

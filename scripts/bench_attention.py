@@ -1,7 +1,6 @@
-#!/usr/bin/env python3
 """Times decoding attention on the GPU at hand and writes the result as JSON.
 
-    python scripts/bench_attention.py [--vllm FOLDER] [--library FILE] --output docs/results/NAME.json
+    python -m scripts.bench_attention [--vllm FOLDER] [--library FILE] --output docs/results/NAME.json
 
 Launches in a CUDA graph, median of replays, rotated through enough caches that none is in L2. The yardsticks are
 measured in the same run: reading (a kernel that does nothing else) and, with --vllm (its package folder), vLLM's Triton
@@ -19,25 +18,13 @@ from typing import Any
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from kernels.tools import triton_peer
 from kernels.tools.attention_reference import paged_attention, random_batch
 from kernels.tools.native import LIBRARY, Library
 from kernels.tools.native_attention import AttentionLibrary
-from scripts.bench_gpu import ceilings, seconds
+from kernels.tools.timing import ceilings, seconds
+from perfmodel.shapes import ATTENTION, BATCHES, SKEWED
 
-# (model and rank, query heads, key heads, head size)
-MODELS = (
-    ("Qwen3-32B TP2", 32, 4, 128),
-    ("Qwen3-32B TP1", 64, 8, 128),
-    ("Qwen3.8-27B TP2", 12, 2, 256),
-    ("Llama-3.1-8B TP1", 32, 8, 128),
-    ("Phi-3-mini TP1", 32, 32, 96),
-    ("SmolLM2-135M TP1", 9, 3, 64),
-)
-# (requests, new tokens, positions)
-BATCHES = ((1, 1, 8192), (8, 1, 1024), (8, 1, 8192), (32, 1, 2048), (1, 1, 131072), (8, 4, 8192))
-SKEWED = (32768, *(512,) * 7)  # one long request among short ones
 BLOCK_SIZE = 16
 ROTATED_BYTES = 200 << 20
 
@@ -106,7 +93,7 @@ def main() -> None:
         "rows": rows,
     }
     print(f"read {result['read_gb_s']} GB/s", flush=True)
-    for name, *heads in MODELS:
+    for name, *heads in ATTENTION:
         batches = [(new, [total] * requests) for requests, new, total in BATCHES]
         for new, positions in [*batches, (1, list(SKEWED))]:
             row = measure(native, triton, name, (heads[0], heads[1], heads[2]), new, positions, read)

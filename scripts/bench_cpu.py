@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Tokens a second on this CPU, through HTTP: ours, stock vLLM on the 16-bit model, and llama.cpp, side by side.
 
-    .venv/bin/python scripts/bench_cpu.py docs/results/cpu-DATE.json --llama build/llama.cpp
+    .venv/bin/python -m scripts.bench_cpu docs/results/cpu-DATE.json --llama build/llama.cpp
 
 One server is up at a time: an idle one still takes its share of cores and caches. Each is started, warmed, measured and
 ended in turn, round after round, so that what else the machine does hits all alike; the ratios are of medians over all

@@ -8,7 +8,7 @@ another, under a steady load of 1, 8 and 32 streams, and for as many requests in
 core. With --socket, --url and --model a running service is measured instead (its engine's socket is in its log's
 "engine command").
 
-    .venv/bin/python scripts/bench_gateway.py --out docs/results/gateway-overhead-DATE.json
+    .venv/bin/python -m scripts.bench_gateway --out docs/results/gateway-overhead-DATE.json
 """
 
 import argparse

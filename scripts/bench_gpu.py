@@ -1,7 +1,6 @@
-#!/usr/bin/env python3
 """Times the CUDA kernels on the GPU at hand, in one run, and writes the result as JSON.
 
-    python scripts/bench_gpu.py --output docs/results/NAME.json [--library build/cuda/libvoltserve_cuda.so] [--vllm DIR]
+    python -m scripts.bench_gpu --output docs/results/NAME.json [--library build/cuda/libvoltserve_cuda.so] [--vllm DIR]
 
 Weights of every shape in turn, rotated through enough copies that none is in the L2 cache; launches in a CUDA graph,
 median of replays. The yardsticks are measured in the same run: reading and copying (kernels that do nothing else),
@@ -16,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -26,68 +24,15 @@ from typing import Any
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from kernels.tools import int4_peers
 from kernels.tools.native import LIBRARY, Library, Packed
 from kernels.tools.reference import random_weights
+from kernels.tools.timing import ceilings, seconds
+from perfmodel.shapes import LINEAR
 
-# (layer, N, K): what one rank multiplies by. Q8: Qwen3-32B; Q27: Qwen3.8-27B (GDN: its linear-attention layers).
-SHAPES = (
-    ("Qwen3-32B TP1 qkv", 10240, 5120),
-    ("Qwen3-32B TP1 o", 5120, 8192),
-    ("Qwen3-32B TP1 gate_up", 51200, 5120),
-    ("Qwen3-32B TP1 down", 5120, 25600),
-    ("Qwen3-32B TP2 qkv", 5120, 5120),
-    ("Qwen3-32B TP2 o", 5120, 4096),
-    ("Qwen3-32B TP2 gate_up", 25600, 5120),
-    ("Qwen3-32B TP2 down", 5120, 12800),
-    ("Qwen3.8-27B TP1 gate_up", 34816, 5120),
-    ("Qwen3.8-27B TP1 down", 5120, 17408),
-    ("Qwen3.8-27B TP1 GDN in", 16480, 5120),
-    ("Qwen3.8-27B TP1 GDN out", 5120, 6144),
-    ("Qwen3.8-27B TP2 gate_up", 17408, 5120),
-    ("Qwen3.8-27B TP2 down", 5120, 8704),
-    ("Qwen3.8-27B TP2 GDN in", 8240, 5120),
-    ("Qwen3.8-27B TP2 GDN out", 5120, 3072),
-)
 ROTATED_BYTES = 256 << 20  # several times any L2
 GROUP = 16
 Peers = dict[str, Callable[[int, int, int, int], list[Callable[[], Any]]]]
-
-
-def seconds(launches: Sequence[Callable[[], Any]], replays: int = 7) -> float:
-    """Median time of one launch: all of `launches` in one CUDA graph, which is replayed."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for launch in launches:
-            launch()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        for launch in launches:
-            launch()
-    times = []
-    for _ in range(replays + 2):
-        start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        graph.replay()
-        stop.record()
-        stop.synchronize()
-        times.append(start.elapsed_time(stop) / 1e3 / len(launches))
-    return statistics.median(times[2:])
-
-
-def ceilings(library: Library) -> dict[str, float]:
-    """Bytes per second of reading, and of copying (read and written bytes both counted), 1 GiB each."""
-    data = torch.randint(-(2**31), 2**31 - 1, (1 << 28,), dtype=torch.int32, device="cuda")
-    other, sink = torch.empty_like(data), torch.zeros(1, dtype=torch.int32, device="cuda")
-    size = data.numel() * 4
-    processors = torch.cuda.get_device_properties(0).multi_processor_count
-    grids = [processors * b for b in (4, 8, 16, 32)]
-    read = min(seconds([partial(library.read, data, grid, sink)] * 3) for grid in grids)
-    copy = min(seconds([partial(library.copy, data, other, grid)] * 3) for grid in grids)
-    return {"read": size / read, "copy": 2 * size / copy}
 
 
 def copies(library: Library, n: int, k: int) -> list[Packed]:
@@ -209,7 +154,7 @@ def main() -> None:
         "memory_side": [],
     }
     print(", ".join(f"{key} {result[key]}" for key in ("read_gb_s", "copy_gb_s", "empty_launch_us")), flush=True)
-    for name, n, k in SHAPES:
+    for name, n, k in LINEAR:
         for row in measure(library, name, n, k, arguments.tokens, limits["read"], empty, peers):
             result["rows"].append(row)
             print(
@@ -220,7 +165,7 @@ def main() -> None:
                 f"dequantize {row['dequantize_gb_s'] / result['copy_gb_s']:.0%} of copy",
                 flush=True,
             )
-    for name, n, k in SHAPES:
+    for name, n, k in LINEAR:
         for row in memory_side(library, name, n, k, limits["read"]):
             result["memory_side"].append(row)
             print(

@@ -1,7 +1,6 @@
-#!/usr/bin/env python3
 """Times a decoding step's products with the small kernels before them on the GPU at hand; the result is JSON.
 
-    python scripts/bench_layer.py --output docs/results/NAME.json [--library build/cuda-90-90/libvoltserve_cuda.so]
+    python -m scripts.bench_layer --output docs/results/NAME.json [--library build/cuda-90-90/libvoltserve_cuda.so]
 
 In a CUDA graph, over as many layers of Qwen3-32B as no L2 keeps: norm, qkv, o, norm, gate_up, silu_and_mul, down;
 medians of replays. Not in it: rotation and attention. With code for 9.0 and later kernels start before the one before
@@ -21,10 +20,11 @@ from typing import Any
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from kernels.tools.native import LIBRARY, Library
 from kernels.tools.native_norm import NormLibrary
-from scripts.bench_gpu import SHAPES, copies, seconds
+from kernels.tools.timing import seconds
+from perfmodel.shapes import LINEAR
+from scripts.bench_gpu import copies
 
 Launch = Callable[[], Any]
 TURNS = 3
@@ -57,7 +57,7 @@ class Layers:
 
     def __init__(self, library: Path, ranks: str) -> None:
         self.native, self.norms, self.ranks = Library(library), NormLibrary(library), ranks
-        named = {name.split()[-1]: (n, k) for name, n, k in SHAPES if name.startswith(f"Qwen3-32B {ranks}")}
+        named = {name.split()[-1]: (n, k) for name, n, k in LINEAR if name.startswith(f"Qwen3-32B {ranks}")}
         made = {name: copies(self.native, *shape) for name, shape in named.items()}
         count = min(len(weights) for weights in made.values())
         self.weights = [{name: weights[i] for name, weights in made.items()} for i in range(count)]

@@ -3,7 +3,7 @@
 # and later, from an nvcc that still knows Volta (scripts/fetch_nvcc.sh). Needs no GPU. Recompiles only what changed.
 # Usage: build_cuda.sh [FROM TO]    e.g. 70 90: the PTX for Volta alone, compiled ahead for an H200 into build/cuda-70-90/, where it
 # can be checked; 90 90: what an H200 makes of the library; 80 90: that without early launches (kernels/cuda/common/dependent.cuh), to validate
-# kernels/tools/sass_model.py.
+# perfmodel/sass_model.py.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 CUDA_HOME=$(scripts/fetch_nvcc.sh)

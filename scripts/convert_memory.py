@@ -1,17 +1,14 @@
 """Measures the memory that `voltserve convert` holds: a model of 5 GB in two shards, to ModelOpt's format and back.
 
-python scripts/convert_memory.py --out docs/results/convert-memory.json
+python -m scripts.convert_memory --out docs/results/convert-memory.json
 """
 
 import argparse
 import datetime
 import json
 import platform
-import sys
 import tempfile
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from scripts import verify_large
 
@@ -36,7 +33,7 @@ def main() -> None:
         "what": "peak resident memory of voltserve convert, the source's mapped pages included",
         "provenance": "measured",
         "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
-        "command": "python scripts/convert_memory.py",
+        "command": "python -m scripts.convert_memory",
         "machine": f"{platform.machine()}, 2 cores, Python {platform.python_version()}",
         "bytes": size,
         "largest_shard_bytes": largest,

@@ -1,6 +1,6 @@
 """Feeds the safetensors header reader hostile files and writes what came of it.
 
-python scripts/fuzz_headers.py --inputs 200000 --out docs/results/header-fuzz.json
+python -m scripts.fuzz_headers --inputs 200000 --out docs/results/header-fuzz.json
 """
 
 import argparse
@@ -8,11 +8,8 @@ import datetime
 import hashlib
 import json
 import platform
-import sys
 import time
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tests.quant.hostile_headers import BYTES_PER_BYTE, FIXED_BYTES, check_header, hostile_file
 
@@ -41,7 +38,7 @@ def main() -> None:
         "safetensors library does not read alike",
         "provenance": "measured",
         "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
-        "command": f"python scripts/fuzz_headers.py --inputs {arguments.inputs} --first {arguments.first}",
+        "command": f"python -m scripts.fuzz_headers --inputs {arguments.inputs} --first {arguments.first}",
         "machine": f"{platform.machine()}, Python {platform.python_version()}",
         "inputs": arguments.inputs,
         "distinct_inputs": len(distinct),

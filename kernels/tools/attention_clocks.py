@@ -1,7 +1,7 @@
 """Where a decoding step's attention spends its time: every warp writes down when it comes to points of the kernel.
 
-    python kernels/tools/attention_clocks.py --build build/cuda-80-90
-    python kernels/tools/attention_clocks.py --library build/cuda-80-90/clocks/libvoltserve_cuda.so --output NAME.json
+    python -m kernels.tools.attention_clocks --build build/cuda-80-90
+    python -m kernels.tools.attention_clocks --library build/cuda-80-90/clocks/libvoltserve_cuda.so --output NAME.json
 
 --build, where nvcc is, puts POINTS into a copy of kernels/cuda/attention/decode.cuh, compiles it as
 scripts/build_cuda.sh does, and links it with that folder's other objects; the product has no such points. On the GPU
@@ -20,7 +20,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from kernels.tools.native import ROOT
 from kernels.tools.native_attention import AttentionLibrary
 

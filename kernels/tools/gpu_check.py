@@ -1,6 +1,6 @@
 """Checks the CUDA kernels on the GPU at hand against float64 and writes what it saw as JSON.
 
-    python kernels/tools/gpu_check.py [--quick] --output docs/results/NAME.json
+    python -m kernels.tools.gpu_check [--quick] --output docs/results/NAME.json
 
 `--quick`: few and small cases, for compute-sanitizer. Outputs are filled with NaN before each launch, and the memory
 around them must not change.
@@ -14,7 +14,6 @@ from pathlib import Path
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from kernels.tools.findings import Findings, parser
 from kernels.tools.native import LIBRARY, Library, Packed
 from kernels.tools.reference import Canonical, random_activations, random_weights, worst_error

@@ -1,6 +1,6 @@
 """Checks the attention kernels on the GPU at hand against float64 and vLLM's Triton backend; writes the result as JSON.
 
-    python kernels/tools/gpu_check_attention.py [--quick] [--ops ops.so] [--vllm FOLDER] --output docs/results/NAME.json
+    python -m kernels.tools.gpu_check_attention [--quick] [--ops ops.so] [--vllm FOLDER] --output docs/results/NAME.json
 
 `--ops`: through torch.ops.voltserve, which this library of kernels/setup.py defines, instead of the launchers.
 `--quick`: few and small cases, for compute-sanitizer. `--vllm`: the vllm package folder, for the comparison with
@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from kernels.tools import triton_peer
 from kernels.tools.attention_reference import Batch, paged_attention, random_batch
 from kernels.tools.findings import Findings, parser

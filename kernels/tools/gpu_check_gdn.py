@@ -1,6 +1,6 @@
 """Checks and times the ops of a Gated DeltaNet layer on the GPU at hand; writes what it saw as JSON.
 
-    python kernels/tools/gpu_check_gdn.py --ops PATH/ops.so [--quick] --output docs/results/NAME.json
+    python -m kernels.tools.gpu_check_gdn --ops PATH/ops.so [--quick] --output docs/results/NAME.json
 
 Correctness is against float64 (kernels/tools/gdn_reference.py). Times are those of a tensor-parallel rank of the 27B at
 TP=2, 8 key and 24 value heads of 128, one of many layers after another in a CUDA graph, so that no state is found in a
@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from kernels.tools import gdn_reference
 from kernels.tools.findings import Findings, parser
 

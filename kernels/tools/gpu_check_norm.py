@@ -1,6 +1,6 @@
 """Checks the norm between products (kernels/cuda/norm/norm.cuh) on the GPU at hand, and writes what it saw as JSON.
 
-    python kernels/tools/gpu_check_norm.py [--library FILE.so] [--ops FILE.so] [--quick] --output docs/results/NAME.json
+    python -m kernels.tools.gpu_check_norm [--library FILE.so] [--ops FILE.so] [--quick] --output docs/results/NAME.json
 
 The residual must have the bits of PyTorch's additions, one after another; y is held against float64, from that
 residual. Ranks are streams of one GPU here; on GPUs of their own they are scripts/gpu_tp2/reduce.py's. y is filled with
@@ -17,7 +17,6 @@ from pathlib import Path
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from kernels.tools.findings import Findings, parser
 from kernels.tools.native import LIBRARY
 from kernels.tools.native_all_reduce import SLOT_BYTES, TURNS

@@ -1,6 +1,6 @@
 """Checks torch.ops.voltserve.* on the GPU at hand: the binding around the kernels that gpu_check.py checks.
 
-    python kernels/tools/gpu_check_ops.py --ops PATH/ops.so --output docs/results/NAME.json
+    python -m kernels.tools.gpu_check_ops --ops PATH/ops.so --output docs/results/NAME.json
 
 Shapes and views of x, the path through cuBLAS, CUDA graphs, two streams at once, experts, the gate, kernels in
 a row, and the messages for bad arguments.
@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from kernels.tools.findings import Findings, parser
 from kernels.tools.gpu_check import align
 from kernels.tools.reference import Canonical, random_activations, random_weights, worst_error

@@ -1,6 +1,6 @@
 """Checks rotate_and_cache on the GPU at hand against float64; writes the result as JSON.
 
-    python kernels/tools/gpu_check_rotate.py [--quick] [--ops ops.so] --output docs/results/NAME.json
+    python -m kernels.tools.gpu_check_rotate [--quick] [--ops ops.so] --output docs/results/NAME.json
 
 `--ops`: through torch.ops.voltserve, which this library of kernels/setup.py defines, instead of the launcher.
 `--quick`: few and small cases, for compute-sanitizer. Query, key and value are parts of one tensor, as a product leaves
@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from kernels.tools.findings import Findings, parser
 from kernels.tools.native import LIBRARY
 from kernels.tools.native_attention import AttentionLibrary

@@ -1,6 +1,6 @@
 """Checks silu_and_mul (kernels/cuda/silu/silu_and_mul.cuh) on the GPU at hand against float64.
 
-python kernels/tools/gpu_check_silu.py --library build/cuda/libvoltserve_cuda.so --output docs/results/NAME.json
+python -m kernels.tools.gpu_check_silu --library build/cuda/libvoltserve_cuda.so --output docs/results/NAME.json
 
 Rounding to fp16, extremes, and what is beyond fp16.
 """
@@ -12,7 +12,6 @@ from pathlib import Path
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from kernels.tools.findings import Findings, parser
 from kernels.tools.native import LIBRARY, Library
 

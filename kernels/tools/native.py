@@ -80,7 +80,10 @@ class Plan:
 
 @dataclass(frozen=True)
 class Packed:
-    """A weight [n, k] in the layout of kernels/cuda/common/layout.cuh; torch tensors on the GPU. `experts`: how many, or 0."""
+    """A weight [n, k] in the layout of kernels/cuda/common/layout.cuh, as torch tensors on the GPU.
+
+    `experts`: how many matrices, or 0 for one without experts.
+    """
 
     codes: Any
     scales: Any

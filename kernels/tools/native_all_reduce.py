@@ -62,7 +62,7 @@ class ReduceLibrary:
         limit: float,
         blocks: int,
     ) -> Any:
-        """A callable that launches y = the sum of all ranks' x, on so many blocks; see kernels/contracts/all_reduce.h."""
+        """A callable that launches y = the sum of all ranks' x on `blocks` blocks (kernels/contracts/all_reduce.h)."""
         import torch
 
         args = ReduceArgs.of(to, slots, turns, rank, limit)

@@ -1,6 +1,6 @@
 """Draws the results of scripts/bench_gpu.py and sass_model.py as an SVG beside each.
 
-    python kernels/tools/plot.py RESULT.json ...
+    python -m kernels.tools.plot RESULT.json ...
 
 Measured: how much of the read ceiling each layer reaches, beside a kernel that only reads the same bytes, and how much
 faster it is than other ways to compute the same. Computed: the part of the read ceiling and the TFLOP/s by tokens.

@@ -359,7 +359,7 @@ def make(shape: str, model: Path) -> "subprocess.Popen[bytes]":
 def read_ceiling(library: Path) -> float:
     """Bytes a second that a kernel reads which does nothing else."""
     from kernels.tools.native import Library
-    from scripts.bench_gpu import ceilings
+    from kernels.tools.timing import ceilings
 
     measured: Callable[[Any], dict[str, float]] = ceilings
     return measured(Library(library))["read"]

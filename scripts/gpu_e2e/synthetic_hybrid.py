@@ -7,14 +7,12 @@ text only loads neither.
 """
 
 import argparse
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 from synthetic import Writer
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from tests.quasar_config import ORIGINAL, Sizes, config
 
 

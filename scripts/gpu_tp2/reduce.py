@@ -22,7 +22,6 @@ from typing import Any
 import torch
 from torch import distributed
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from engine.all_reduce import AllReduce, AllReduceError
 from engine.fused_norm import add_rms_norm
 from kernels.tools.native_all_reduce import BLOCKS, ReduceLibrary

@@ -1,4 +1,4 @@
-"""The all-reduce's protocol (kernels/cuda/all_reduce/all_reduce.cuh) as a state machine: every order of the ranks' accesses.
+"""The protocol of kernels/cuda/all_reduce/all_reduce.cuh as a state machine: every order of the ranks' accesses.
 
 A call's number is its turn. What a place holds is the turn that wrote it: a rank's data differs from turn to turn, and
 a line's data and turn are written and read together. Two places stand for two lines of different threads.

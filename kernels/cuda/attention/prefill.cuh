@@ -9,7 +9,7 @@
 // in shared memory as they do in the cache. Fragments: PTX ISA, "Matrix Fragments for mma.m8n8k4 with .f16 floating point type".
 //
 // At head_dim 128 a warp multiplies 16 rows by 64 positions with 256 mma.m8n8k4 (2048 clocks of its tensor cores) and 112 128-bit operands
-// from shared memory. A V100 PCIe, computed from the machine code (tools/attention_model.py): 70 TFLOP/s, 77 at head_dim 256,
+// from shared memory. A V100 PCIe, computed from the machine code (perfmodel/attention_model.py): 70 TFLOP/s, 77 at head_dim 256,
 // docs/results/cuda-attention-v100-pcie-predicted-2026-11-30.json; no latencies in it, so an upper bound.
 #pragma once
 

@@ -17,7 +17,7 @@ constexpr Shape kShapes[] = {
 
 // Above this many tokens, dequantizing once and calling cuBLAS costs less than the fused kernel's slower inner loop. On a V100 that is
 // computed: others saw cuBLAS at 95 TFLOP/s, and a weight takes 3.4 ps to dequantize; the fused kernel does 74 by a count of its
-// instructions (tools/sass_model.py: from M = 560 on), at most 89-98 by their waits (tools/sass_schedule.py: from M = 2400 on). Much
+// instructions (perfmodel/sass_model.py: from M = 560 on), at most 89-98 by their waits (perfmodel/sass_schedule.py: from M = 2400 on). Much
 // earlier after Volta, where a quarter of the fused kernel's multiplications count (mma.cuh).
 constexpr int kFusedTokens = 768, kFusedTokensAfterVolta = 32;
 // With more tiles than this for each place on the GPU, blocks of one tile each balance well enough and share nothing.

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kernels.tools.native import LIBRARY, ROOT, Library
-from kernels.tools.sass_model import Instruction, disassemble
+from perfmodel.sass_model import Instruction, disassemble
 
 
 @pytest.fixture(scope="session")

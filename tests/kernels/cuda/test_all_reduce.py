@@ -9,7 +9,7 @@ import torch
 from engine.all_reduce import TRIED
 from kernels.tools.native import LIBRARY
 from kernels.tools.native_all_reduce import BLOCKS, ReduceLibrary
-from kernels.tools.sass_model import Instruction
+from perfmodel.sass_model import Instruction
 
 LARGEST = 1 << 20
 KERNELS = ["all_reduce_kernel<__half>", "all_reduce_kernel<float>"]

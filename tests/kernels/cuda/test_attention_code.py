@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from engine.volta import HEAD_SIZES
-from kernels.tools.attention_model import Kernel, Model, prompt, triton_prefill
 from kernels.tools.native import LIBRARY
 from kernels.tools.native_attention import AttentionLibrary
-from kernels.tools.sass_model import GPUS, Instruction
+from perfmodel.attention_model import Kernel, Model, prompt, triton_prefill
+from perfmodel.sass_model import GPUS, Instruction
 
 REGISTERS, SHARED = 65536, 96 * 1024  # of a V100's multiprocessor
 PCIE = GPUS["v100-pcie"]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kernels.tools.sass_model import Instruction
+from perfmodel.sass_model import Instruction
 
 KERNELS = ("delta_decode_kernel<(int)128>", "delta_scan_kernel<(int)128>", "conv1d_kernel")
 REGISTERS, SHARED_MEMORY = 65536, 96 * 1024  # of a V100's processor

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from kernels.tools.native import Library
-from kernels.tools.sass_model import GPUS, Instruction, find_kernel, split
-from kernels.tools.sass_schedule import cycles
+from perfmodel.sass_model import GPUS, Instruction, find_kernel, split
+from perfmodel.sass_schedule import cycles
 
 REGISTERS_OF_A_V100 = 65536
 # The widest rows of ranks spill some, and test_norm.py says how much they may.

@@ -7,7 +7,7 @@ import pytest
 
 from kernels.tools.native import LIBRARY
 from kernels.tools.native_norm import NormLibrary
-from kernels.tools.sass_model import Instruction
+from perfmodel.sass_model import Instruction
 
 THREADS, UNITS, UNITS_OF_RANKS = 512, 4, 3
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kernels.tools.sass_model import Instruction
+from perfmodel.sass_model import Instruction
 
 
 @pytest.fixture(scope="session")

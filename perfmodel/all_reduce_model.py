@@ -1,6 +1,6 @@
 """What an all-reduce costs two GPUs, computed: ours (kernels/cuda/all_reduce/all_reduce.cuh, norm.cuh) and NCCL's.
 
-    python scripts/all_reduce_model.py docs/results/all-reduce-h200-DATE.json --output F.json
+    python -m perfmodel.all_reduce_model docs/results/all-reduce-h200-DATE.json --output F.json
 
     ours               kernel + write + 1.5 read + 8/7 bytes / rate
     ours with norm     the same + norm: the addition to the residual and its RMS norm in the same kernel

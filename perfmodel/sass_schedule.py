@@ -1,6 +1,6 @@
 """How many cycles a kernel's main loop takes a scheduler when its instructions wait for each other.
 
-    python kernels/tools/sass_schedule.py --gpu v100-pcie --cuda-home DIR --output docs/results/NAME.json
+    python -m perfmodel.sass_schedule --gpu v100-pcie --cuda-home DIR --output docs/results/NAME.json
 
 sass_model.py counts instructions; with two warps a scheduler, as kernels for many tokens have, dependencies cost as
 much. From Volta on they are in the machine code: each instruction says how many cycles its warp waits after it, which
@@ -23,9 +23,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from kernels.tools.native import LIBRARY
-from kernels.tools.sass_model import GPUS, MATCHES, Gpu, Instruction, Model
+from perfmodel.sass_model import GPUS, MATCHES, Gpu, Instruction, Model
 
 VARIANTS = ("mma16", "mma32", "mma64", "mma128")
 HMMA_LATENCIES = (12, 16, 24)

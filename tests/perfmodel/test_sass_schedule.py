@@ -2,8 +2,8 @@
 
 import pytest
 
-from kernels.tools.sass_model import GPUS, Instruction, parse
-from kernels.tools.sass_schedule import cycles
+from perfmodel.sass_model import GPUS, Instruction, parse
+from perfmodel.sass_schedule import cycles
 
 V100 = GPUS["v100-pcie"]
 NONE = 7  # no counter

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scripts.all_reduce_model import NCCL, OURS, Nccl, Ours, check
+from perfmodel.all_reduce_model import NCCL, OURS, Nccl, Ours, check
 
 
 def test_nccl_costs_its_fixed_part_and_its_bytes() -> None:

@@ -1,6 +1,6 @@
 """Fits sass_model.py's constants to half of what an H200 measured and states the error on the other half.
 
-    python kernels/tools/model_validation.py --bench BENCH.json --cuda-home DIR --output docs/results/NAME.json
+    python -m perfmodel.model_validation --bench BENCH.json --cuda-home DIR --output docs/results/NAME.json
 
 BENCH.json is a result of scripts/bench_gpu.py, whose kernels were build/cuda-80-90/libvoltserve_cuda.so. The halves are
 models: fitted to Qwen3.8-27B's layers, tested on Qwen3-32B's, which have other shapes. The fit is the triple of a grid
@@ -21,8 +21,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from kernels.tools.sass_model import FITTED, GPUS, Constants, Model
+from perfmodel.sass_model import FITTED, GPUS, Constants, Model
 
 FITTED_TO, WITHIN, MOST_TOKENS = "Qwen3.8-27B", 0.25, 8
 LIBRARY = Path("build/cuda-80-90/libvoltserve_cuda.so")
@@ -100,7 +99,7 @@ def main() -> None:
     arguments.output.write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps({key: value for key, value in result.items() if key != "rows"}, indent=1))
     if best != FITTED:
-        print(f"FITTED in kernels/tools/sass_model.py is {FITTED}: expected {best}", file=sys.stderr)
+        print(f"FITTED in perfmodel/sass_model.py is {FITTED}: expected {best}", file=sys.stderr)
 
 
 if __name__ == "__main__":

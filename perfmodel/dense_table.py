@@ -1,18 +1,17 @@
-#!/usr/bin/env python3
 """Computes what a 32B NVFP4 model decodes on two V100s, from the kernels' machine code and stated costs of the rest.
 
-    python scripts/v100_table.py --cuda-home DIR --measured docs/results/e2e-h200-32b-eager-DATE.json
+    python -m perfmodel.dense_table --cuda-home DIR --measured docs/results/e2e-h200-32b-eager-DATE.json
         --graphs docs/results/e2e-h200-32b-fused-DATE.json --output F.json
 
 Nothing here was run on a V100. A step of M sequences at tensor parallelism 2 is
 
     64 layers of (four products, attention, small kernels, two all-reduces) + lm_head + gathering logits + host
 
-products        kernels/tools/sass_model.py, from the sm_70 machine code
-attention       kernels/tools/attention_model.py, from the sm_70 machine code, over what it foretold of the time that an
+products        perfmodel/sass_model.py, from the sm_70 machine code
+attention       perfmodel/attention_model.py, from the sm_70 machine code, over what it foretold of the time that an
                 H200 took
 small kernels   norms of heads with rotation and cache, and the gate: each as long as the shortest kernel in a graph.
-all-reduce      scripts/all_reduce_model.py: ours with addition and norm, over PCIe through host memory, over NVLink
+all-reduce      perfmodel/all_reduce_model.py: ours with addition and norm, over PCIe through host memory, over NVLink
                 through peer memory
 lm_head         float16, bound by reading
 host            twice what was measured beside an H200, since the processors beside V100s are older: in graphs the
@@ -32,12 +31,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from kernels.tools import attention_model
 from kernels.tools.native import LIBRARY
 from kernels.tools.native_attention import AttentionLibrary
-from kernels.tools.sass_model import GPUS, Model
-from scripts.all_reduce_model import NCCL, OURS, Nccl, Ours
+from perfmodel import attention_model
+from perfmodel.all_reduce_model import NCCL, OURS, Nccl, Ours
+from perfmodel.sass_model import GPUS, Model
 
 LAYERS, HIDDEN, VOCABULARY = 64, 5120, 151936  # Qwen3-32B
 RANKS = 2

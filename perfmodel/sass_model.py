@@ -1,6 +1,6 @@
 """Predicts the time of the fused linear kernels on a GPU from their machine code.
 
-    python kernels/tools/sass_model.py --gpu v100-pcie --cuda-home DIR --output docs/results/NAME.json
+    python -m perfmodel.sass_model --gpu v100-pcie --cuda-home DIR --output docs/results/NAME.json
 cuobjdump prints the SASS of the kernel that the plan picks; the main loop is the innermost one that loads weights. Its
 instructions are counted by the pipe that executes them, and so are those outside it, run once for each tile that a
 block works on. With W warps a block, S stages and R tiles a block, and B blocks on the busiest multiprocessor,
@@ -31,8 +31,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from kernels.tools.native import LIBRARY, Library, Plan, Shape
+from perfmodel.shapes import LINEAR
 
 
 @dataclass(frozen=True)
@@ -317,10 +317,8 @@ def main() -> None:
     )
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
-    from scripts.bench_gpu import SHAPES
-
     model = Model(arguments.library, GPUS[arguments.gpu], arguments.cuda_home)
-    rows = [{"layer": name, **model.row(m, n, k)} for name, n, k in SHAPES for m in arguments.tokens]
+    rows = [{"layer": name, **model.row(m, n, k)} for name, n, k in LINEAR for m in arguments.tokens]
     for row in rows:
         print("  ".join(f"{key}={value}" for key, value in row.items()))
     if arguments.output:

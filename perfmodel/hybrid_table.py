@@ -1,10 +1,9 @@
-#!/usr/bin/env python3
 """Computes whether Qwen3.8-27B-QUASAR-NVFP4 fits two V100 16 GB, and what it decodes there.
 
-    python scripts/v100_hybrid_table.py --cuda-home DIR --graphs docs/results/e2e-h200-32b-fused-DATE.json
+    python -m perfmodel.hybrid_table --cuda-home DIR --graphs docs/results/e2e-h200-32b-fused-DATE.json
         --output docs/results/v100-27b-computed-DATE.json
 
-Nothing here was run on a V100. Memory is `voltserve plan`'s, text only. A step is computed as scripts/v100_table.py
+Nothing here was run on a V100. Memory is `voltserve plan`'s, text only. A step is computed as perfmodel/dense_table.py
 does it, of which links and costs are taken; what a Gated DeltaNet layer adds is
 
     delta rule     reading and writing 24 states of 128 x 128 float32 a sequence, at a share of the copy rate, and a
@@ -24,13 +23,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from kernels.tools import attention_model
 from kernels.tools.native import LIBRARY
 from kernels.tools.native_attention import AttentionLibrary
-from kernels.tools.sass_model import GPUS, Gpu, Model
-from scripts.all_reduce_model import NCCL, OURS, Nccl, Ours
-from scripts.v100_table import Costs, attention_seconds, graph_host_ms
+from perfmodel import attention_model
+from perfmodel.all_reduce_model import NCCL, OURS, Nccl, Ours
+from perfmodel.dense_table import Costs, attention_seconds, graph_host_ms
+from perfmodel.sass_model import GPUS, Gpu, Model
 from server.plan.cache import GPU_BLOCK
 from server.plan.memory import GIB, Device, Run, gib, make_plan
 from server.plan.model import text_only

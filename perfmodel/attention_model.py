@@ -1,10 +1,10 @@
 """Predicts the time of attention on a V100 from machine code, ours and, beside it, that of vLLM's Triton kernel.
 
-    python kernels/tools/attention_model.py --gpu v100-pcie --cuda-home DIR [--vllm FOLDER] --output NAME.json
-    python kernels/tools/attention_model.py --gpu h200 --cuda-home DIR --library build/cuda-80-90/libvoltserve_cuda.so \
+    python -m perfmodel.attention_model --gpu v100-pcie --cuda-home DIR [--vllm FOLDER] --output NAME.json
+    python -m perfmodel.attention_model --gpu h200 --cuda-home DIR --library build/cuda-80-90/libvoltserve_cuda.so \
         --validate BENCH.json
 
-As kernels/tools/sass_model.py does, whose GPUs it takes: the main loop (the innermost with the products)
+As perfmodel/sass_model.py does, whose GPUs it takes: the main loop (the innermost with the products)
 walks one tile of cached positions. All of its instructions are counted, the paths for masks and soft caps included
 that most tiles skip. With B tiles of all blocks, W warps a block and P multiprocessors,
 
@@ -36,12 +36,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from kernels.tools import triton_peer
 from kernels.tools.native import LIBRARY
 from kernels.tools.native_attention import AttentionLibrary
-from kernels.tools.sass_model import GPUS, Constants, Gpu, Instruction, disassemble, parse
-from scripts.bench_attention import BATCHES, MODELS, SKEWED
+from perfmodel.sass_model import GPUS, Constants, Gpu, Instruction, disassemble, parse
+from perfmodel.shapes import ATTENTION, BATCHES, SKEWED
 
 # As fitted to the fused linear kernels of 2026-11-29 on an H200; how far they carry here is what --validate says.
 FITTED = Constants(4.5e-6, 0.8, 0.5)
@@ -199,7 +198,7 @@ def predict(model: Model, vllm: Path | None, cuda_home: Path) -> dict[str, list[
     """The tables of prompts and of decoding steps."""
     prompts: list[dict[str, Any]] = []
     steps: list[dict[str, Any]] = []
-    for name, q_heads, kv_heads, head_dim in MODELS:
+    for name, q_heads, kv_heads, head_dim in ATTENTION:
         heads = (q_heads, kv_heads, head_dim)
         ours = model.prefill(head_dim)
         theirs = triton_prefill(vllm, head_dim, q_heads // kv_heads, cuda_home) if vllm else None

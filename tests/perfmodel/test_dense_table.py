@@ -2,7 +2,7 @@
 
 import pytest
 
-from scripts.v100_table import OLDER_HOST, graph_host_ms
+from perfmodel.dense_table import OLDER_HOST, graph_host_ms
 
 
 def measured(*waits: float) -> dict[str, object]:
