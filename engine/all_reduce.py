@@ -54,8 +54,8 @@ class AllReduce:
         self.rank, self.ranks = distributed.get_rank(group), distributed.get_world_size(group)
         self.limit = LIMIT
         self._group, self._device = group, device
-        self._slot, turns, self._largest, self._rows = torch.ops.voltserve.all_reduce_layout()
-        self._turns = torch.ones(turns, dtype=torch.int32, device=device)
+        self._slot, epochs, self._largest, self._rows = torch.ops.voltserve.all_reduce_layout()
+        self._epochs = torch.ones(epochs, dtype=torch.int32, device=device)
         self._to, self._from = self._meet_in_host() if transport == "host memory" else self._meet_in_peers()
 
     def takes(self, x: torch.Tensor) -> bool:
@@ -87,8 +87,8 @@ class AllReduce:
         return y
 
     def places(self) -> tuple[list[int], list[int], torch.Tensor, int]:
-        """The op's arguments to, from_, turns and rank."""
-        return self._to, self._from, self._turns, self.rank
+        """The op's arguments to, from_, epochs and rank."""
+        return self._to, self._from, self._epochs, self.rank
 
     def trial(self) -> str:
         """Sums known numbers of all sizes and compares; returns what went wrong on any rank, or "".
@@ -144,7 +144,7 @@ class AllReduce:
             try:
                 self._memory = _map_file(paths[0], size)
                 host = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
-                address = torch.ops.voltserve.map_host_memory(self._turns, host, size)
+                address = torch.ops.voltserve.map_host_memory(self._epochs, host, size)
             except (OSError, RuntimeError) as error:
                 problem = str(error).splitlines()[0]
             self._agree(problem, raising=True)

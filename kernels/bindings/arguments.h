@@ -1,5 +1,5 @@
-// Checks of the arguments of torch.ops.voltserve.*, the same on every device. Each raises RuntimeError naming the argument, what
-// was expected and what came. Only bindings include this (bindings.cpp, cuda/*ops.cpp): it knows torch.
+// Checks of the arguments of torch.ops.voltserve.*, the same on every device. Each raises RuntimeError with the argument's name, what was
+// expected and what was given. Only bindings/ and cuda/*/ops.cpp include it, because it knows torch.
 #pragma once
 
 #include <torch/csrc/stable/library.h>
@@ -14,7 +14,7 @@ namespace voltserve {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-// Where every tensor of a call must be: the CPU, or the GPU of this index.
+// The device on which every tensor of a call must be: the CPU, or the GPU of this index.
 struct Place {
   int gpu;
 };
@@ -31,7 +31,7 @@ inline std::vector<int64_t> shape_of(const Tensor& tensor) {
   return shape;
 }
 
-// "Half [2, any]": any length where it is negative.
+// For example "Half [2, any]"; a negative length means any.
 inline std::string describe(ScalarType dtype, const std::vector<int64_t>& shape) {
   std::string text = std::string(name_of(dtype)) + " [";
   for (size_t d = 0; d < shape.size(); ++d) {
@@ -47,7 +47,7 @@ inline std::string describe(const Tensor& tensor) {
 
 enum class Layout { contiguous, strided };
 
-// The place, the dtype, the shape (-1 is any length) and, unless the op reads strides, contiguity.
+// Expects place, dtype, shape (-1: any length) and, unless the op reads strides, contiguity.
 inline void expect(const char* name, const Tensor& tensor, Place place, ScalarType dtype, const std::vector<int64_t>& shape,
                    Layout layout = Layout::contiguous) {
   bool fits = place_of(tensor).gpu == place.gpu && tensor.scalar_type() == dtype &&
@@ -67,7 +67,7 @@ inline void expect_dtype(const char* name, ScalarType dtype, std::initializer_li
   STD_TORCH_CHECK(fits, name, ": expected ", expected, ", got ", name_of(dtype));
 }
 
-// x [..., length] of any strides.
+// Expects x [..., length], with any strides.
 inline void expect_last_dimension(const char* name, const Tensor& tensor, Place place, int64_t length) {
   const bool fits = place_of(tensor).gpu == place.gpu && tensor.dim() > 0 && tensor.size(tensor.dim() - 1) == length;
   STD_TORCH_CHECK(fits, name, ": expected [..., ", length, "] on ", name_of(place), ", got ", describe(tensor));

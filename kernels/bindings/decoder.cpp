@@ -17,7 +17,7 @@ namespace {
 using namespace voltserve;
 using namespace voltserve::cpu;
 
-// What has been made, with the tensors that it reads. Never destroyed, like the pool; a deque moves none when it grows.
+// All decoders made so far, with the tensors that they read. Never destroyed, like the pool; a deque moves none when it grows.
 struct Made {
   Made(std::vector<Tensor> tensors, Tensor final_norm, DecoderShape shape, std::vector<DecoderLayer> layers)
       : tensors(std::move(tensors)),
@@ -120,17 +120,17 @@ Tensor step(int64_t decoder, Tensor x, Tensor positions, Tensor cos_sin, std::ve
                            ints(block_table),
                            ints(query_start),
                            ints(seq_lens)};
-  // Wrong numbers would read and write anywhere.
+  // Wrong indexes would read and write anywhere in memory.
   STD_TORCH_CHECK(batch.query_start[0] == 0 && batch.query_start[requests] == m, "query_start: expected 0 to ", m, ", got ",
                   batch.query_start[0], " to ", batch.query_start[requests]);
   for (int64_t r = 0; r < requests; ++r) {
     const int64_t tokens = batch.query_start[r + 1] - batch.query_start[r], used = (batch.seq_lens[r] + page_size - 1) / page_size;
     STD_TORCH_CHECK(tokens >= 0 && batch.seq_lens[r] >= tokens, "seq_lens: expected at least the ", tokens,
                     " tokens of the step, got ", batch.seq_lens[r], " at [", r, "]");
-    STD_TORCH_CHECK(used <= batch.pages_a_request, "block_table: expected ", used, " pages for ", batch.seq_lens[r],
-                    " positions, got ", batch.pages_a_request);
+    STD_TORCH_CHECK(used <= batch.pages_per_request, "block_table: expected ", used, " pages for ", batch.seq_lens[r],
+                    " positions, got ", batch.pages_per_request);
     for (int64_t p = 0; p < used; ++p) {
-      const int32_t page = batch.block_table[r * batch.pages_a_request + p];
+      const int32_t page = batch.block_table[r * batch.pages_per_request + p];
       STD_TORCH_CHECK(page >= 0 && page < pages, "block_table: expected 0 to ", pages - 1, ", got ", page);
     }
   }

@@ -1,4 +1,4 @@
-// From tensors to the arguments of gdn.h, checked. Only bindings include this.
+// From tensors to the arguments of contracts/gdn.h, checked. Only bindings include it.
 #pragma once
 
 #include <optional>
@@ -18,7 +18,7 @@ inline Requests requests_of(const Tensor& slots, const std::optional<Tensor>& st
           continued ? static_cast<const bool*>(continued->data_ptr()) : nullptr, count};
 }
 
-// Only on the CPU, where looking costs nothing: on a GPU it would wait for the device.
+// Only on the CPU. On a GPU, reading the contents would wait for the device.
 inline void expect_slots(const Requests& requests, int64_t below) {
   for (int64_t r = 0; r < requests.count; ++r) {
     const int32_t slot = requests.slots[r * requests.slot_stride];
@@ -26,7 +26,7 @@ inline void expect_slots(const Requests& requests, int64_t below) {
   }
 }
 
-// A tensor whose rows, or slots, lie any distance apart while each is contiguous; returns that distance.
+// Expects contiguous rows, or slots, at any stride, and returns the stride.
 inline int64_t expect_rows(const char* name, const Tensor& tensor, Place place, ScalarType dtype,
                            const std::vector<int64_t>& shape) {
   expect(name, tensor, place, dtype, shape, Layout::strided);

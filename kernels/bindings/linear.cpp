@@ -1,6 +1,6 @@
-// torch.ops.voltserve.*: all schemas, whatever devices the build is for (implementations on CUDA: cuda/*ops.cpp), and the ops on
-// the CPU: argument checks, allocation. Built on torch's stable ABI, so that one shared object serves torch 2.10 and later and
-// every Python. The contract is contracts/nvfp4.h; nothing else here knows kernels' insides.
+// torch.ops.voltserve.nvfp4_* and their neighbours: schemas for all devices, and the ops on the CPU with their checks and allocations.
+// cuda/*/ops.cpp has the implementations on CUDA. Built on torch's stable ABI, so one shared object serves torch 2.10 and later and
+// every Python. The contract is contracts/nvfp4.h.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
@@ -123,7 +123,7 @@ Tensor moe_linear(Tensor x, Tensor packed, Tensor scales, Tensor row_factor, int
   const auto* slot_of = static_cast<const int32_t*>(slots.const_data_ptr());
   const auto* expert_of = static_cast<const int32_t*>(experts.const_data_ptr());
   std::vector<Run> runs;
-  std::vector<int64_t> gathered;  // slots, padding left out
+  std::vector<int64_t> gathered;  // slots without padding
   for (int64_t i = 0; i < used; ++i) {
     const int64_t expert = expert_of[i / block], slot = slot_of[i];
     STD_TORCH_CHECK(expert >= 0 && expert < count, "experts: expected 0 to ", count - 1, ", got ", expert);
@@ -184,7 +184,7 @@ Tensor linear16(Tensor x, Tensor weight) {
   return y;
 }
 
-// Rows a thread takes at least, of elementwise work.
+// The fewest rows per thread for elementwise work.
 int64_t rows_per_thread(int64_t n) { return 16 * 1024 / std::max<int64_t>(n, 1) + 1; }
 
 // The weight of a norm over x's last dimension.
@@ -244,7 +244,7 @@ std::string cpu_instruction_sets() {
   return names;
 }
 
-// The path that plan.h picks for a product on a GPU, and why. Needs no GPU: for people who ask before there is one.
+// The path that cuda/linear/plan.h picks for a GEMM on a GPU, and why. Needs no GPU, so `voltserve explain` can ask before there is one.
 std::string cuda_route(int64_t m, int64_t n, int64_t k, int64_t group_size, int64_t arch, int64_t processors) {
   auto narrow = [](int64_t value) { return static_cast<int>(value); };
   const Plan chosen = plan({narrow(m), narrow(n), narrow(k), narrow(group_size), narrow(arch), narrow(processors), 0});
@@ -258,7 +258,7 @@ void set_cpu_threads(int64_t threads) {
   voltserve::cpu::set_threads(static_cast<int>(threads));
 }
 
-// For tests: from now on the ops compute with this instruction set.
+// For tests: makes the ops use this instruction set from now on.
 void use_cpu_instruction_set(std::string name) {
   for (const auto* kernels : voltserve::cpu::kAll) {
     if (name == kernels->isa && kernels->supported()) {

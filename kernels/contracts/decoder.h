@@ -1,11 +1,11 @@
 // The contract of the two ops that run all decoder layers of a Llama or Qwen model over a step's tokens, on the CPU. Torch-free.
 //
-// A decoding step of a small model is a few hundred operations of microseconds, and calling them one by one takes longer than
-// they do. Here a step is one call, and nothing lies between two products but the norms, SiLU and attention.
+// A decoding step of a small model is a few hundred operations of a few microseconds each; calling them one by one takes longer than
+// computing them. Here a step is one call, and only norms, SiLU and attention lie between two GEMMs.
 //
 //   decoder_make(tensors, final_norm, group_size, heads, kv_heads, eps, scale) -> decoder
-//       Once a model. `tensors` has kLayerTensors a layer, in the order of LayerTensor; products are as nvfp4_pack left them.
-//       A bias or a norm of q and k that the model does not have is an empty tensor. Kept for the process's life.
+//       Called once per model. `tensors` has kLayerTensors per layer, in the order of LayerTensor; weights are packed by nvfp4_pack.
+//       A bias, or a norm of q and k, that the model lacks is an empty tensor. The decoder lives as long as the process.
 //   decoder_step(decoder, x, positions, cos_sin, caches, slots, block_table, query_start, seq_lens) -> y
 //       x [M, hidden] float32, the tokens' embeddings; overwritten. y [M, hidden], normed by final_norm. For each layer:
 //           r = x              or r + x from the second on         (r, the residual stream)
@@ -18,11 +18,11 @@
 //       The batch is R requests, of which query_start int32 [R + 1] says where tokens begin, seq_lens int32 [R] how many positions
 //       they have with these tokens, and block_table int32 [R, B] which pages. slots int64 [M]: where a token's k and v go,
 //       page * page_size + offset; a negative slot is written nowhere.
-//       caches: a layer each, float32 [2, pages, kv_heads, page_size, D], as vLLM 0.19.1's "vec" attention keeps them on x86: a
+//       caches: one per layer, float32 [2, pages, kv_heads, page_size, D], as vLLM 0.19.1's "vec" attention keeps them on x86: a
 //       page of keys of one head lies as [D, page_size], one of values as [page_size, D].
 //
 // D is a multiple of kHeadUnit up to kMaxHeadDim, page_size a multiple of kPageUnit. Everything is computed in float32.
-// A bad argument raises RuntimeError naming it, what was expected and what came.
+// A bad argument raises RuntimeError with its name, what was expected and what was given.
 #pragma once
 
 #include <cstdint>
@@ -76,7 +76,7 @@ struct PagedCache {
 
 // A step's tokens; see above.
 struct StepBatch {
-  int64_t tokens, requests, pages_a_request;
+  int64_t tokens, requests, pages_per_request;
   const int64_t *positions, *slots;
   const float *cos_sin;
   const int32_t *block_table, *query_start, *seq_lens;

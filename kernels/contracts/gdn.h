@@ -1,10 +1,10 @@
 // The contract of the two ops of a Gated DeltaNet layer (arXiv 2412.06464, as in Qwen3-Next and Qwen3.5), the same on every
-// device. Between them they are what such a layer does between its input and its output projection, but for the gated norm.
+// device. They are all that such a layer does between its input and output projections, except for the gated norm.
 //
-// A step brings T tokens of R requests one after another: tokens starts[r] .. starts[r + 1] - 1 are request r's. Without
-// `starts` every request has one token, R = T; nothing then depends on a tensor's contents but slots, so that the launches can be
-// captured in a graph. What a request remembers lies in slot slots[r] of the caches; a negative slot stands for no request: its
-// y is zero and no cache is touched. Where `continued` is given and false, the request starts anew, from zeros.
+// A step has T tokens of R requests in order: tokens starts[r] .. starts[r + 1] - 1 belong to request r. Without `starts` every request
+// has one token, R = T. Then launches depend on no tensor's contents except slots, so they can be captured in a graph.
+// Request r's state lies in slot slots[r] of the caches. A negative slot stands for no request: its y is zero, and no cache is
+// touched. Where `continued` is given and false, the request starts anew, from zeros.
 //
 //   causal_conv1d(x, weight, state, slots, starts=None, continued=None) -> y
 //       y[t, c] = silu(sum_{j < 4} weight[c, j] * x[t - 3 + j, c]), x of t < 0 being the request's former tokens.
@@ -20,12 +20,12 @@
 //       a_log, dt_bias float32 [value_heads]; state float32 [S, value_heads, V, K]; out [T, value_heads, V].
 //       Of one dtype: qkv, a, b, out. K = V.
 //
-// Any distance apart may lie: slots (a column of a block table), a state's slots (pages of a cache), and rows of x, qkv, a and b.
+// Any stride is allowed for slots (a column of a block table), for a state's slots (pages of a cache), and for rows of x, qkv, a and b.
 //
 // dtype: float32 on the CPU, float16 on a GPU. Everything is computed in float32 and rounded once, to out; the state is never
 // rounded to less. softplus(x) is x above 20, where they differ by less than float32's last place.
 //
-// A bad argument raises RuntimeError naming it, what was expected and what came.
+// A bad argument raises RuntimeError with its name, what was expected and what was given.
 #pragma once
 
 #include <cstdint>
@@ -34,7 +34,7 @@ namespace voltserve {
 
 inline constexpr int kConvTaps = 4;
 
-// Whose tokens a step brings; see above. starts and continued may be null.
+// The requests of a step, as above. starts and continued may be null.
 struct Requests {
   const int32_t *slots;
   int64_t slot_stride;
@@ -43,7 +43,7 @@ struct Requests {
   int64_t count;
 };
 
-// Distances are in elements.
+// Strides are in elements.
 template <class Number>
 struct Conv1d {
   const Number *x;

@@ -1,5 +1,5 @@
-// The contract of torch.ops.voltserve.*, the same on every device. Torch-free: kernels see these types only; bindings.cpp
-// and cuda/*ops.cpp alone know torch, check arguments (arguments.h) and allocate.
+// The contract of torch.ops.voltserve.nvfp4_*, the same on every device. Torch-free: kernels see only these types. bindings/ and
+// cuda/*/ops.cpp alone know torch, check arguments (bindings/arguments.h) and allocate.
 //
 // An NVFP4 matrix W [N, K] is w[n, k] = e2m1(code[n, k]) * e4m3(block_scale[n, k / g]) * row_factor[n], with
 // g = group_size in {16, 32}, K a multiple of g, and row_factor a multiplier (quant/tensor.py).
@@ -15,7 +15,7 @@
 //   nvfp4_moe_linear(x, packed, scales, row_factor, group_size, slots, experts, padded_slots, top_k) -> y
 //       For mixtures of E experts, the E matrices packed one by one and stacked: packed [E, N', *], scales [E, N', K/g],
 //       row_factor [E, N]. x [M, K] contiguous; slot s is token s / top_k going through one of its experts, and
-//       y [M * top_k, N] has a row a slot, in x's dtype. slots int32 [blocks * block] lists the slots block by block, each
+//       y [M * top_k, N] has one row per slot, in x's dtype. slots int32 [blocks * block] lists the slots block by block, each
 //       block being of one expert, experts int32 [blocks]; slots of M * top_k or more are padding. Only the first
 //       padded_slots (int32 [1]) of them are looked at. Slots that are not listed have no defined row. This is what
 //       vLLM's moe_align_block_size makes; block is 8, 16, 32 or 64 on a GPU and any number on a CPU.
@@ -28,7 +28,7 @@
 // run in float32, and row_factor is applied to the sum in float32. Error against float64: <= 1e-3 of sum |x w|
 // beyond the rounding of y to its dtype.
 //
-// A bad argument raises RuntimeError naming it, what was expected and what came.
+// A bad argument raises RuntimeError with its name, what was expected and what was given.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// The kernels with AVX-512 F and BW: 16 rows of W a register. Compiled for these (setup.py), run where they are.
+// The kernels with AVX-512 F and BW: 16 rows of W per register. setup.py sets the flags; they run only where the CPU has them.
 #include <immintrin.h>
 
 #include "cpu/e2m1_bfloat16.h"

@@ -1,4 +1,4 @@
-// The order of work in a step of all decoder layers, and what of it is shared among threads.
+// The order of operations in a step of all decoder layers, and how each is shared among threads.
 #include "cpu/decoder.h"
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 namespace voltserve::cpu {
 namespace {
 
-// One token's query heads of one key/value head over one span of positions.
+// The query heads of one key/value head, for one token and one span of positions.
 struct Piece {
   int64_t token, request, kv_head, begin, end;
 };
@@ -37,7 +37,7 @@ void product(const Nvfp4Matrix& w, const float* x, int64_t m, const float* bias,
                [&](int64_t begin, int64_t end) { chosen()->linear(w, x, m, bias, y, begin, end); });
 }
 
-// Rows of n numbers, of which few operations each are made.
+// For elementwise work on rows of n numbers, with few operations each.
 template <class Function>
 void over_rows(int64_t rows, int64_t n, const Function& function) {
   constexpr int64_t kNumbersPerThread = 4096;
@@ -78,12 +78,12 @@ void Decoder::attention(const DecoderLayer& layer, const StepBatch& batch, const
     for (int64_t i = begin; i < end; ++i) {
       const Piece& piece = buffers.pieces[i];
       const PagedHead head = {cache.keys + piece.kv_head * page, cache.values + piece.kv_head * page,
-                              batch.block_table + piece.request * batch.pages_a_request, kv_heads * page, cache.page_size, dim};
+                              batch.block_table + piece.request * batch.pages_per_request, kv_heads * page, cache.page_size, dim};
       chosen()->attend(head, buffers.qkv + piece.token * qkv + piece.kv_head * group * dim, group, scale, piece.begin, piece.end,
                        buffers.partials.data() + i * group, buffers.partial_out + i * group * dim);
     }
   });
-  // The spans of one token and head follow each other.
+  // Spans of one token and head are consecutive.
   for (int64_t i = 0; i < pieces;) {
     const Piece& piece = buffers.pieces[i];
     int64_t stop = i + 1;
@@ -126,7 +126,7 @@ void Decoder::step(const StepBatch& batch, const std::vector<PagedCache>& caches
     next += sizes[i];
   }
 
-  // x is the residual stream; `added` what the layer before has still to add to it.
+  // x is the residual stream. `added` is the output of the layer before, not yet added to it.
   float* added = nullptr;
   const auto norm = [&, hidden = hidden, eps = eps](const float* weight, float* to) {
     over_rows(m, hidden, [&](int64_t begin, int64_t end) {

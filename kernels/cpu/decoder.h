@@ -1,4 +1,4 @@
-// A step of all decoder layers (contracts/decoder.h).
+// A decoding step of all decoder layers on the CPU (contracts/decoder.h).
 #pragma once
 
 #include <mutex>
@@ -8,13 +8,13 @@
 
 namespace voltserve::cpu {
 
-// The layers of one model, and room for what a step computes between them.
+// The layers of one model, and the memory for intermediate results of a step.
 class Decoder {
  public:
   Decoder(DecoderShape shape, std::vector<DecoderLayer> layers, const float* final_norm)
       : shape(shape), layers(std::move(layers)), final_norm_(final_norm) {}
 
-  // x [batch.tokens, hidden], overwritten, to y of the same shape; a cache a layer. One step at a time.
+  // From x [batch.tokens, hidden], which is overwritten, to y of the same shape. One cache per layer; one step at a time.
   void step(const StepBatch& batch, const std::vector<PagedCache>& caches, float* x, float* y);
 
   const DecoderShape shape;
@@ -27,7 +27,7 @@ class Decoder {
 
   const float* final_norm_;
   std::mutex busy_;
-  std::vector<float> room_;  // grows to the largest step's
+  std::vector<float> room_;  // grows to the size of the largest step
 };
 
 }  // namespace voltserve::cpu

@@ -1,10 +1,9 @@
-// Attention and rotation of a decoder's step (contracts/decoder.h) in float32, for any vector type: it needs what layers.inl needs.
+// Attention and rotation of a decoding step (contracts/decoder.h) in float32, for any vector type. Needs what layers.inl needs.
 //
-// A page of keys lies with its positions along each other, so a vector holds the scores of as many positions and nothing is
-// summed across lanes; values lie by position, and a vector holds as many dimensions of the output. One call is one token,
-// the query heads of one key/value head and at most kSpan positions: small enough to be shared among threads, and its
-// scores stay in the first-level cache.
-
+// A page of keys is stored with positions contiguous, so a vector holds the scores of several positions and nothing is summed across
+// lanes. Values are stored by position, so a vector holds several dimensions of the output. One call computes one token, the query
+// heads of one key/value head, and at most kSpan positions. That is small enough to share among threads, and its scores stay in the
+// first-level cache.
 #include <cmath>
 #include <limits>
 
@@ -13,14 +12,14 @@
 namespace voltserve::cpu {
 namespace {
 
-// scores[p] = scale * q . key p, for kSpan positions or fewer from `begin` on, whole vectors at a time; what lies beyond `end` in
-// the last vector has no meaning.
+// scores[p] = scale * q . key p, for at most kSpan positions from `begin` on, in whole vectors. Scores past `end` in the last vector
+// are undefined.
 void scores_of(const PagedHead& head, const float* q, float scale, int64_t begin, int64_t end, float* scores) {
   constexpr int kVectors = kPageUnit / Vector::width;
   for (int64_t position = begin; position < end; position += kPageUnit) {
     const int64_t offset = position % head.page_size;
     const float* keys = head.keys + head.pages[position / head.page_size] * head.page_stride + offset;
-    F sum[2][kVectors];  // two chains, for a product's latency
+    F sum[2][kVectors];  // two chains, to hide the latency of multiply-adds
     for (auto& chain : sum) std::fill_n(chain, kVectors, Vector::zero());
     for (int64_t d = 0; d < head.dim; d += 2) {
 #pragma GCC unroll 2
@@ -39,7 +38,7 @@ void scores_of(const PagedHead& head, const float* q, float scale, int64_t begin
   }
 }
 
-// Dimensions d..d + kHeadUnit of the sum of weights[p] * value p.
+// Dimensions d .. d + kHeadUnit of the sum over p of weights[p] * value p.
 void values_of(const PagedHead& head, const float* weights, int64_t begin, int64_t end, int64_t d, float* out) {
   constexpr int kVectors = kHeadUnit / Vector::width;
   F sum[kVectors];
@@ -73,7 +72,7 @@ void attend(const PagedHead& head, const float* q, int64_t q_heads, float scale,
   }
 }
 
-// Each of `heads` heads at x: normed where `norm` is given, then rotated.
+// Norms each of `heads` heads at x, where `norm` is given, and then rotates it.
 void norm_and_rotate(float* x, int64_t heads, int64_t dim, const float* norm, float eps, const float* cos_sin) {
   if (norm) rms_norm(x, nullptr, norm, eps, x, heads, dim);
   const int64_t half = dim / 2;

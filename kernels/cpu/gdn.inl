@@ -1,9 +1,8 @@
-// The two ops of a Gated DeltaNet layer (contracts/gdn.h) in float32, for any vector type: it needs what layers.inl needs.
+// The two ops of a Gated DeltaNet layer (contracts/gdn.h) in float32, for any vector type. Needs what layers.inl needs.
 //
-// A state of 128 x 128 is 64 KB: it is read and written once a token and head, from the second-level cache while a request's
-// tokens pass by, and bounds both decoding and prefill. Each request's tokens are taken one after another: the chunked
-// form of the rule trades this for matrix products, of which a CPU has no faster kind.
-
+// A state of 128 x 128 has 64 KB. Each token reads and writes it once per head, from the second-level cache while a request's tokens
+// pass. That bounds both decoding and prefill. Tokens of a request are processed in order. The chunked form of the rule trades
+// this for GEMMs, which a CPU computes no faster.
 #include <cmath>
 
 #include "contracts/gdn.h"
@@ -23,7 +22,7 @@ int64_t slot_of(const Requests& requests, int64_t r) { return requests.slots[r *
 
 bool is_continued(const Requests& requests, int64_t r) { return !requests.continued || requests.continued[r]; }
 
-// One vector's width of channels from c on, of one request in its slot.
+// One vector of channels, from c on, of one request in its slot.
 void conv_channels(const Conv1d<float>& conv, Tokens tokens, float* state, bool continued, int64_t c) {
   F taps[kConvTaps], past[kConvTaps];
   for (int j = 0; j < kConvTaps; ++j) {
@@ -76,7 +75,7 @@ void l2_normalize(const float* from, float factor, float* to, int n) {
   for (int i = 0; i < n; i += Vector::width) Vector::store(to + i, Vector::mul(Vector::load(from + i), scale));
 }
 
-// One token of one head: row v of the state S [dim, dim] is updated, and out[v] made of it.
+// One token of one head: updates row v of the state S [dim, dim], and computes out[v] from it.
 void delta_step(float* state, const float* q, const float* k, const float* v, float decay, float beta, float* out, int dim) {
   const F kept = Vector::set(decay);
   for (int row = 0; row < dim; ++row, state += dim) {

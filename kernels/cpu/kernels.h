@@ -1,4 +1,4 @@
-// The CPU's kernels as bindings.cpp sees them: one table per instruction set, each filled by a file of its own.
+// The CPU's kernels as the bindings see them: one table per instruction set, each filled by a file of its own.
 #pragma once
 
 #include <cstdint>
@@ -28,16 +28,16 @@ struct PagedHead {
   const int32_t* pages;
   int64_t page_stride, page_size, dim;
 };
-constexpr int64_t kSpan = 512;  // positions that one call of attend takes at most; pages are no cut
+constexpr int64_t kSpan = 512;  // the most positions of one call of attend; it may cross pages
 
-// Of softmax over a span: the highest score, and the sum of exp(score - highest).
+// The softmax over a span: the highest score, and the sum of exp(score - highest).
 struct PartialAttention {
   float highest, sum;
 };
 
 struct Kernels {
   const char* isa;
-  bool (*supported)();  // on the machine that runs this
+  bool (*supported)();  // by the machine that runs this
 
   // Tiles tile_begin..tile_end of y [m, N] = x [m, K] Wᵀ + bias, everything float32 and row-major; bias may be null.
   void (*linear)(const Nvfp4Matrix& w, const float* x, int64_t m, const float* bias, float* y, int64_t tile_begin,
@@ -68,14 +68,14 @@ extern const Kernels kAvx512;
 extern const Kernels kAvx2;
 extern const Kernels kPortable;
 
-// Those compiled in, fastest first.
+// All tables compiled in, fastest first.
 #ifdef __x86_64__
 inline constexpr const Kernels* kAll[] = {&kAvx512, &kAvx2, &kPortable};
 #else
 inline constexpr const Kernels* kAll[] = {&kPortable};
 #endif
 
-// Those that the ops use: the fastest that this machine runs, unless a test chose others.
+// The table that the ops use: the fastest that this machine supports, unless a test chose another.
 const Kernels*& chosen();
 
 // Tiles tile_begin..tile_end of the canonical codes [N, K/2] and scales [N, K/g], into the layout of layout.h.

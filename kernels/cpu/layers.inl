@@ -1,16 +1,15 @@
-// What surrounds the NVFP4 products in a decoder layer, for any vector type, all in float32: each reads its operands once
-// and takes the place of several passes, for a step of few tokens is made of these and of the overhead of starting them.
+// What surrounds the NVFP4 GEMMs in a decoder layer, in float32, for any vector type. A step of few tokens consists of these and of
+// the overhead of starting them. So each reads its operands once and replaces several passes.
 //
-// Needs of `Vector`, beside what nvfp4_linear.inl needs: set, all elements; load; load16, width float16 or bfloat16 numbers;
-// sub; div; exp; sum, of its elements.
-
+// Needs of `Vector`, beside what nvfp4_linear.inl needs: set (all elements); load; load16 (width float16 or bfloat16 numbers);
+// sub; div; exp; sum (of its elements).
 #include <cmath>
 
 namespace voltserve::cpu {
 namespace {
 
-// y [m, N] = x [m, K] Wᵀ for rows row_begin..row_end of W [N, K], float16 or bfloat16, row-major as embeddings are. kRows rows
-// of W are read along each other, so that there are products enough to hide the latency of their sums.
+// y [m, N] = x [m, K] W^T for rows row_begin .. row_end of W [N, K], float16 or bfloat16, row-major like embeddings. kRows rows of W
+// are read side by side, so that there are enough independent sums to hide their latency.
 template <int M, int kRows>
 void rows_times(const Linear16& w, const float* x, int64_t row, float* y) {
   F sum[kRows][M];
@@ -46,7 +45,7 @@ void rows_times_up_to(int64_t m, const Linear16& w, const float* x, float* y, in
 }
 
 void linear16(const Linear16& w, const float* x, int64_t m, float* y, int64_t row_begin, int64_t row_end) {
-  // Few rows of W at a time, so that they are still cached when the next rows of x meet them.
+  // Few rows of W at a time, so that they are still cached for the next rows of x.
   constexpr int64_t kCached = 64;
   for (int64_t row = row_begin; row < row_end; row += kCached) {
     for (int64_t from = 0; from < m; from += kMaxRows) {
@@ -56,8 +55,8 @@ void linear16(const Linear16& w, const float* x, int64_t m, float* y, int64_t ro
   }
 }
 
-// y = x / sqrt(mean(x²) + eps) * weight, for m rows of n; where residual is given, x + residual takes the place of x, and
-// is stored in residual. y may be x.
+// y = x / sqrt(mean(x^2) + eps) * weight, for m rows of n numbers. Where residual is given, it becomes x + residual and replaces x.
+// y may be x.
 void rms_norm(const float* x, float* residual, const float* weight, float eps, float* y, int64_t m, int64_t n) {
   const int64_t whole = n - n % Vector::width;
   for (int64_t row = 0; row < m; ++row, x += n, y += n) {

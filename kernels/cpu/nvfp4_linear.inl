@@ -1,17 +1,16 @@
-// y = x Wᵀ + b and W itself, for any vector type. Each instruction set's file defines `Vector` and includes this.
+// y = x W^T + b, and W itself, for any vector type. Each instruction set's file defines `Vector` and includes this one.
 //
-// What bounds it. A weight is 0.5625 bytes with its share of the scale (g = 16), read once a call however large M is up to
-// kMaxRows. Decoding 8 weights takes about 2.4 vector instructions, multiplying them M, none of them across lanes:
-// accumulators hold one row of W an element, so nothing is summed across. At M = 1 that is some 9 weights a clock
-// and core on Zen 3, above what its memory feeds; from M = 4 on the FMA units are the bound, and decoding runs beside
-// them on the shuffle unit, so that larger M is served in blocks of kMaxRows with no dequantized copy at all.
+// What bounds it. A weight is 0.5625 bytes with its share of the scale (g = 16), and is read once per call for M up to kMaxRows. Decoding
+// 8 weights takes about 2.4 vector instructions, and multiplying them M. None crosses lanes, because an accumulator holds one row
+// of W per element. At M = 1 that is some 9 weights per clock and core on Zen 3, more than its memory delivers. From M = 4 on the
+// FMA units are the bound, and decoding runs beside them on the shuffle unit. So larger M is computed in blocks of kMaxRows,
+// without any dequantized copy.
 //
-// Numerics: see contracts/nvfp4.h. Products within a group are summed unscaled in float32, then scaled once.
+// Numerics: contracts/nvfp4.h. Products within a group are summed unscaled in float32, then scaled once.
 //
-// `Vector` has: width (rows of W it holds, dividing kTileRows); max_rows (kMaxRows below); F, its register; zero, load, store,
-// broadcast, add, mul, fma(a, b, c) = a * b + c; decode(bytes, nibble, F[4]), the columns of a step that are in the low (0)
-// or high (1) nibbles, of `width` rows; scales(bytes), `width` block scales times 2^-8.
-
+// `Vector` has: width (rows of W it holds, a divisor of kTileRows); max_rows (kMaxRows below); F, its register; zero, load, store,
+// broadcast, add, mul, fma(a, b, c) = a * b + c; decode(bytes, nibble, F[4]), the columns of a step in the low (0) or high (1)
+// nibbles, for `width` rows; scales(bytes), `width` block scales times 2^-8.
 #include <algorithm>
 
 #include "cpu/kernels.h"
@@ -21,15 +20,15 @@ namespace voltserve::cpu {
 namespace {
 
 using F = Vector::F;
-constexpr int kVectors = kTileRows / Vector::width;  // that make a tile's 16 rows
-constexpr int kMaxRows = Vector::max_rows;           // rows of x served by one pass over a tile
-constexpr int kCachedRows = 64;                      // rows of x kept in the second-level cache while tiles pass by
-constexpr float kScaleUnit = 256.0f;                 // what Vector::scales leaves out
+constexpr int kVectors = kTileRows / Vector::width;  // vectors per tile of 16 rows
+constexpr int kMaxRows = Vector::max_rows;           // rows of x per pass over a tile
+constexpr int kCachedRows = 64;                      // rows of x that stay in the second-level cache while tiles pass
+constexpr float kScaleUnit = 256.0f;                 // the factor that Vector::scales omits
 
-// One tile times M rows of x, into y; kSteps steps a group.
+// One tile times M rows of x, into y; kSteps steps per group.
 template <int M, int kSteps>
 void tile_times_rows(const Nvfp4Matrix& w, int64_t tile, const float* x, const float* bias, float* y) {
-  // With few rows, several partial sums each keep enough multiplications in flight.
+  // With few rows of x, several partial sums per row keep enough multiplications in flight.
   constexpr int kParts = M == 1 ? 4 : M <= 3 ? 2 : 1;
   const int64_t groups = w.columns / w.group_size;
   const uint8_t* packed = w.packed + tile * groups * kSteps * kStepBytes;
@@ -44,7 +43,7 @@ void tile_times_rows(const Nvfp4Matrix& w, int64_t tile, const float* x, const f
 #pragma GCC unroll 4
       for (int s = 0; s < kSteps; ++s) {
 #pragma GCC unroll 2
-        for (int nibble = 0; nibble < 2; ++nibble) {  // half the columns at a time, or registers run out at M = 8
+        for (int nibble = 0; nibble < 2; ++nibble) {  // half the columns at a time; all of them would exceed the registers at M = 8
           F column[kNibbleColumns];
           Vector::decode(packed + s * kStepBytes + v * Vector::width * kStepColumns / 2, nibble, column);
           const float* xs = x + (g * kSteps + s) * kStepColumns + nibble * kNibbleColumns;

@@ -14,7 +14,7 @@ namespace voltserve::cpu {
 namespace {
 
 constexpr int kSharesPerThread = 4;
-constexpr auto kLookForWork = std::chrono::microseconds(150);  // about what lies between two products of a step
+constexpr auto kLookForWork = std::chrono::microseconds(150);  // about the time between two GEMMs of a step
 
 class Pool {
  public:
@@ -25,7 +25,7 @@ class Pool {
   int threads() const { return threads_; }
 
   void run(int64_t size, int64_t grain, Share share, const void* context) {
-    // As many for each thread: of five equal shares, one of two threads would do three.
+    // A multiple of the threads: of five equal shares, one of two threads would do three.
     const int64_t each = std::min<int64_t>(kSharesPerThread, ((size + grain - 1) / grain + threads_ - 1) / threads_);
     const int64_t shares = std::min<int64_t>(threads_ * each, size);
     share_ = share;
@@ -44,7 +44,7 @@ class Pool {
     for (int spins = 0; unfinished_.load(std::memory_order_acquire) > 0; ++spins) pause(spins);
   }
 
-  // Ends the threads, which are asleep or looking for work. The object itself stays for those that come late.
+  // Ends the threads, which are asleep or polling. The object itself stays, for threads that arrive late.
   void stop() {
     std::lock_guard lock(mutex_);
     stopped_ = true;
@@ -59,9 +59,8 @@ class Pool {
 #endif
   }
 
-  // Claims a share, if one is left, and does it. left_ holds the number of the run and how many shares are left: a thread
-  // that takes the count down by one owns the last of them, and that run cannot end, nor what it describes change, before
-  // the share is done.
+  // Claims a share, if one is left, and computes it. left_ holds the number of the call and the shares left. The thread that decrements
+  // the count owns the share that it took. The call cannot end, nor its description change, before that share is done.
   bool one_share() {
     uint64_t left = left_.load();
     do {
@@ -103,7 +102,7 @@ class Pool {
   std::condition_variable awake_;
 };
 
-// The pool and its lock are never destroyed: threads may still look at them while the process ends.
+// The pool and its lock are never destroyed, because threads may still use them while the process ends.
 struct State {
   std::mutex busy;
   std::atomic<int> wanted{1};
@@ -112,7 +111,7 @@ struct State {
 
 State*& state() {
   static State* made = [] {
-    // A forked child has none of the threads, and a lock may be held in it for ever: it starts anew.
+    // A forked child has none of the threads, and may inherit a held lock, so it starts anew.
     pthread_atfork(nullptr, nullptr, [] {
       const int wanted = state()->wanted;
       state() = new State;

@@ -1,10 +1,9 @@
-// Threads for the CPU's kernels, made for many short products in a row on a machine that has other work as well.
+// A thread pool for the CPU's kernels: many short parallel loops in a row, on a machine that has other work as well.
 //
-// OpenMP's regions end in a barrier that waits for every thread, even one that the system has not scheduled yet: where the
-// engine's other processes use the same cores, each of a step's hundreds of regions can cost a time slice. Here the caller
-// and the threads claim small shares until none is left, and the caller waits only for shares that were claimed: a thread
-// that comes late finds nothing to do and has held up nobody. Idle threads look for work for a while, yielding, and
-// then sleep.
+// OpenMP's regions end in a barrier that waits for every thread, even one that the system has not scheduled yet. Where the engine's
+// other processes use the same cores, each of a step's hundreds of regions can cost a time slice. Here the caller and the threads
+// claim small shares until none is left, and the caller waits only for shares that were claimed. A late thread finds nothing to do
+// and has delayed nobody. Idle threads poll for work for a while, yielding, and then sleep.
 #pragma once
 
 #include <algorithm>
@@ -12,10 +11,10 @@
 
 namespace voltserve::cpu {
 
-// How many threads work on one call, the caller's included. Takes effect at the next call.
+// Sets how many threads work on one call, the caller's included, from the next call on.
 void set_threads(int threads);
 
-// Of items with `multiplications` each, how many a thread takes at least: below this, waking another costs more than it saves.
+// The fewest items, of `multiplications` each, for which waking another thread saves more than it costs.
 inline int64_t grain(int64_t multiplications) {
   constexpr int64_t kMultiplicationsPerThread = 64 * 1024;
   return kMultiplicationsPerThread / std::max<int64_t>(multiplications, 1) + 1;
@@ -23,9 +22,9 @@ inline int64_t grain(int64_t multiplications) {
 
 using Share = void (*)(const void* context, int64_t begin, int64_t end);
 
-// Calls share(context, begin, end) for ranges that cover 0..size, about as many for each thread and of about `grain` at least,
-// on several threads at once, and returns when all are done. Up to `grain` in all, and where another thread of the process is
-// in here already, the caller works alone.
+// Calls share(context, begin, end) on several threads for ranges that cover 0 .. size, and returns when all are done. Ranges are about
+// equally many per thread, and of about `grain` items or more. The caller works alone if size <= grain, or if another thread of the
+// process is in here already.
 void run_parallel(int64_t size, int64_t grain, Share share, const void* context);
 
 template <class Function>

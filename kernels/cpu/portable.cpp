@@ -1,4 +1,4 @@
-// The kernels in plain C++, for any machine: the twin of the vector ones, and what they are tested against.
+// The kernels in plain C++ for any machine. They are the reference for the vector ones, and what those are tested against.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>

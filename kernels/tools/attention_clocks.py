@@ -25,18 +25,18 @@ from kernels.tools.native_attention import AttentionLibrary
 
 # (point, text of attention/decode.cuh with @ where it goes, 32 bits that must be known by then)
 POINTS = (
-    ("start", "@  const Runs runs(args, kShape.tile(), gridDim.x);\n", "0u"),
-    ("its run is known", "@  auto position_of = ", "last_tile"),
-    ("the block table is there", "@  load_keys(first_tile);\n", "near"),
+    ("start", "@  const Splits splits(args, kShape.tile(), gridDim.x);\n", "0u"),
+    ("its split is known", "@  Products products(threadIdx.x % 32);\n", "work.last_tile"),
+    ("the block table is there", "@  reader.load_keys(work.first_tile, k);\n", "reader.near"),
     (
         "the first keys are there",
-        "@    load_keys(next_tile);\n",
-        "tile == first_tile ? __float_as_uint(score[0][0]) : kNoPoint",
+        "@    reader.load_keys(next_tile, k);\n",
+        "tile == work.first_tile ? __float_as_uint(score[0][0]) : kNoPoint",
     ),
-    ("the run is added up", "@  // The warps of a row meet", "__float_as_uint(products.sum[0][0][0])"),
+    ("the split is added up", "@  softmax.finish(products, ends);\n", "__float_as_uint(products.sum[0][0][0])"),
     ("its sums are left", "@  if (count == 1) return;\n", "0u"),
     ("its block is counted", "@    if (!last && members > 1) return;\n", "last"),
-    ("the request's result is written", "    leave(value, end, width * kRadix >= count);\n@", "0u"),
+    ("the request's result is written", "    owner.leave(value, end, width * kRadix >= work.count);\n@", "0u"),
 )
 CODE = """
 __device__ unsigned long long *clocks_to;

@@ -19,7 +19,7 @@ import torch
 
 from kernels.tools.findings import Findings, parser
 from kernels.tools.native import LIBRARY
-from kernels.tools.native_all_reduce import SLOT_BYTES, TURNS
+from kernels.tools.native_all_reduce import SLOT_BYTES, EPOCHS
 from kernels.tools.native_norm import NormLibrary
 
 HIDDEN = (8, 64, 72, 576, 2048, 2560, 3584, 3592, 4096, 5120, 7168, 8192, 12_288, 16_384)
@@ -65,7 +65,7 @@ class Checker(Findings):
         """All ranks' x summed, several calls after one another, each rank a stream."""
         slots = torch.zeros(ranks, SLOT_BYTES, dtype=torch.uint8, device="cuda")
         addresses = [slots[rank].data_ptr() for rank in range(ranks)]
-        turns = [torch.ones(TURNS, dtype=torch.int32, device="cuda") for _ in range(ranks)]
+        epochs = [torch.ones(EPOCHS, dtype=torch.int32, device="cuda") for _ in range(ranks)]
         streams = [torch.cuda.Stream() for _ in range(ranks)]
         weight = self.numbers(hidden)
         for call in range(3):
@@ -76,7 +76,7 @@ class Checker(Findings):
             late = torch.zeros(1, dtype=torch.int32, device="cuda")
             torch.cuda.synchronize()
             for rank, stream in enumerate(streams):
-                places: Places = ([addresses[rank]], addresses, turns[rank], rank)
+                places: Places = ([addresses[rank]], addresses, epochs[rank], rank)
                 launch = self.native.norm(shares[rank], now[rank], weight, EPS, ys[rank][1], places, 5.0, late)
                 with torch.cuda.stream(stream):
                     launch()
@@ -137,7 +137,7 @@ def check_op(checker: Checker) -> None:
             else:
                 checker.expect("op", f"{shape}: expected its shape", y.shape == x.shape)
     x, weight = checker.numbers(8, 5120), checker.numbers(5120)
-    turns = torch.ones(TURNS, dtype=torch.int32, device="cuda")
+    epochs = torch.ones(EPOCHS, dtype=torch.int32, device="cuda")
     many = checker.numbers(65, 5120)
     calls = {
         "x: expected contiguous Half": lambda: op(x.float(), None, weight, EPS, *rest),
@@ -146,8 +146,8 @@ def check_op(checker: Checker) -> None:
         "weight: expected contiguous Half [any]": lambda: op(x, None, weight.float(), EPS, *rest),
         "residual: expected contiguous Half": lambda: op(x, x[:4], weight, EPS, *rest),
         "hidden: expected a multiple of 8": lambda: op(x[:, :12].contiguous(), None, weight[:12], EPS, *rest),
-        "from_: expected 2 to 8 addresses": lambda: op(x, None, weight, EPS, [16], [16], turns, 0, 1.0),
-        "x: rows: expected at most 64": lambda: op(many, None, weight, EPS, [16], [16, 32], turns, 0, 1.0),
+        "from_: expected 2 to 8 addresses": lambda: op(x, None, weight, EPS, [16], [16], epochs, 0, 1.0),
+        "x: rows: expected at most 64": lambda: op(many, None, weight, EPS, [16], [16, 32], epochs, 0, 1.0),
     }
     for message, call in calls.items():
         try:

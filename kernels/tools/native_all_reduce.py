@@ -10,7 +10,7 @@ from kernels.tools.native import LIBRARY, load
 
 # all_reduce/plan.h's.
 MAX_RANKS, BLOCKS = 8, 64
-TURNS = BLOCKS + 1
+EPOCHS = BLOCKS + 1
 PLACES = 87_382  # for lines, in each half of a rank's slot
 SLOT_BYTES = 2 * PLACES * 16
 
@@ -24,15 +24,15 @@ class ReduceArgs(ctypes.Structure):
         *((name, ctypes.c_int) for name in ("count", "half", "rank", "ranks", "copies")),
         ("to", ctypes.c_void_p * MAX_RANKS),
         ("from_", ctypes.c_void_p * MAX_RANKS),
-        ("turns", ctypes.c_void_p),
+        ("epochs", ctypes.c_void_p),
         ("limit_ns", ctypes.c_uint64),
         ("late", ctypes.c_void_p),
     ]
 
     @classmethod
-    def of(cls, to: list[int], slots: list[int], turns: Any, rank: int, limit: float, late: Any = None) -> ReduceArgs:
+    def of(cls, to: list[int], slots: list[int], epochs: Any, rank: int, limit: float, late: Any = None) -> ReduceArgs:
         """All of them but the numbers, as the ops' arguments of the same names (kernels/contracts/all_reduce.h)."""
-        args = cls(rank=rank, ranks=len(slots), copies=len(to), turns=turns.data_ptr(), limit_ns=int(limit * 1e9))
+        args = cls(rank=rank, ranks=len(slots), copies=len(to), epochs=epochs.data_ptr(), limit_ns=int(limit * 1e9))
         args.to[: len(to)], args.from_[: len(slots)] = to, slots
         args.late = None if late is None else late.data_ptr()
         return args
@@ -57,7 +57,7 @@ class ReduceLibrary:
         y: Any,
         to: list[int],
         slots: list[int],
-        turns: Any,
+        epochs: Any,
         rank: int,
         limit: float,
         blocks: int,
@@ -65,10 +65,10 @@ class ReduceLibrary:
         """A callable that launches y = the sum of all ranks' x on `blocks` blocks (kernels/contracts/all_reduce.h)."""
         import torch
 
-        args = ReduceArgs.of(to, slots, turns, rank, limit)
+        args = ReduceArgs.of(to, slots, epochs, rank, limit)
         args.x, args.y, args.count, args.half = x.data_ptr(), y.data_ptr(), x.numel(), int(x.element_size() == 2)
 
-        def launch(keep: Any = (x, y, turns)) -> None:
+        def launch(keep: Any = (x, y, epochs)) -> None:
             stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
             if error := self._c.voltserve_all_reduce(ctypes.byref(args), blocks, stream):
                 raise RuntimeError(f"CUDA error {error} at launch")

@@ -35,7 +35,7 @@ class _PrefillShape(ctypes.Structure):
 class _Plan(ctypes.Structure):
     _fields_ = [
         ("decode", _DecodeShape),
-        *_ints("units row_blocks partial_rows"),
+        *_ints("splits row_blocks partial_rows"),
         ("partial_floats", ctypes.c_size_t),
         ("arrival_words", ctypes.c_size_t),
         ("prefill", _PrefillShape),
@@ -97,7 +97,7 @@ class Plan:
     """What kernels/cuda/attention/plan.h chose. No `decode`, or 0 `prefill_tiles`: nothing to do."""
 
     decode: DecodeShape | None
-    units: int
+    splits: int
     row_blocks: int
     partial_rows: int
     partial_floats: int
@@ -134,9 +134,9 @@ class AttentionLibrary:
     ) -> Plan:
         """The plan of a problem. Raises ValueError naming what does not fit."""
         raw = self._plan(requests, tokens, decode_query_len, max_query_len, q_heads, kv_heads, head_dim, processors)
-        decode = DecodeShape(*(getattr(raw.decode, name) for name, _ in _DecodeShape._fields_)) if raw.units else None
+        decode = DecodeShape(*(getattr(raw.decode, name) for name, _ in _DecodeShape._fields_)) if raw.splits else None
         return Plan(
-            decode, raw.units, raw.row_blocks, raw.partial_rows, raw.partial_floats, raw.arrival_words,
+            decode, raw.splits, raw.row_blocks, raw.partial_rows, raw.partial_floats, raw.arrival_words,
             16 * raw.prefill.warps, raw.prefill.tokens, raw.prefill.blocks_per_processor, raw.prefill_tiles,
             raw.prefill_shared_bytes, raw.reason.decode(),
         )  # fmt: skip

@@ -20,7 +20,7 @@ class _NormArgs(ctypes.Structure):
 
 
 class _NormPlan(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_int) for name in ("units", "threads")]
+    _fields_ = [(name, ctypes.c_int) for name in ("vectors", "threads")]
 
 
 class NormLibrary:
@@ -32,7 +32,7 @@ class NormLibrary:
     def plan(self, rows: int, hidden: int, ranks: int = 1) -> tuple[int, int]:
         """Units of a thread and threads of a block. Raises ValueError naming what does not fit."""
         plan = self._plan(rows, hidden, ranks)
-        return plan.units, plan.threads
+        return plan.vectors, plan.threads
 
     def _plan(self, rows: int, hidden: int, ranks: int) -> _NormPlan:
         plan, error = _NormPlan(), ctypes.create_string_buffer(256)
@@ -59,14 +59,14 @@ class NormLibrary:
 
         args = _NormArgs(weight=weight.data_ptr(), rows=x.shape[0], hidden=x.shape[1], eps=eps)
         args.residual = None if residual is None else residual.data_ptr()
-        turns = None
+        epochs = None
         if places is not None:
-            to, slots, turns, rank = places
-            args.reduce = ReduceArgs.of(to, slots, turns, rank, limit, late)
+            to, slots, epochs, rank = places
+            args.reduce = ReduceArgs.of(to, slots, epochs, rank, limit, late)
         args.reduce.x, args.reduce.y = x.data_ptr(), y.data_ptr()
         plan = self._plan(x.shape[0], x.shape[1], args.reduce.ranks)
 
-        def launch(keep: Any = (x, residual, weight, y, turns, late)) -> None:
+        def launch(keep: Any = (x, residual, weight, y, epochs, late)) -> None:
             stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
             if error := self._c.voltserve_norm(ctypes.byref(args), ctypes.byref(plan), stream):
                 raise RuntimeError(f"CUDA error {error} at launch")

@@ -134,20 +134,20 @@ def _for_nccl(ours: AllReduce, device: torch.device) -> dict[str, bool]:
 def _refused(ours: AllReduce, device: torch.device) -> dict[str, bool]:
     """Bad arguments of the op, each with what its error must say; none of them reaches the GPU."""
     op = torch.ops.voltserve.all_reduce
-    to, slots, turns, rank = ours.places()
+    to, slots, epochs, rank = ours.places()
     x = torch.zeros(8, HIDDEN, dtype=torch.float16, device=device)
     large = torch.zeros(LARGEST // 2 + 1, dtype=torch.float16, device=device)
     calls = {
-        "x: expected Half or Float": lambda: op(x.bfloat16(), to, slots, turns, rank, 1.0),
-        "x: expected contiguous": lambda: op(x[:, :8], to, slots, turns, rank, 1.0),
-        "x: expected a 16-byte boundary": lambda: op(x.flatten()[1:9], to, slots, turns, rank, 1.0),
-        "x: bytes: expected 1 to": lambda: op(large, to, slots, turns, rank, 1.0),
-        "to: expected 1 to 8 addresses": lambda: op(x, [], slots, turns, rank, 1.0),
-        "from_: expected 2 to 8 addresses": lambda: op(x, to, slots[:1], turns, 0, 1.0),
-        "from_: expected multiples of 16": lambda: op(x, to, [slots[0] + 8, slots[1]], turns, rank, 1.0),
-        "turns: expected": lambda: op(x, to, slots, turns[1:], rank, 1.0),
-        "rank: expected 0 to": lambda: op(x, to, slots, turns, len(slots), 1.0),
-        "limit: expected seconds": lambda: op(x, to, slots, turns, rank, 0.0),
+        "x: expected Half or Float": lambda: op(x.bfloat16(), to, slots, epochs, rank, 1.0),
+        "x: expected contiguous": lambda: op(x[:, :8], to, slots, epochs, rank, 1.0),
+        "x: expected a 16-byte boundary": lambda: op(x.flatten()[1:9], to, slots, epochs, rank, 1.0),
+        "x: bytes: expected 1 to": lambda: op(large, to, slots, epochs, rank, 1.0),
+        "to: expected 1 to 8 addresses": lambda: op(x, [], slots, epochs, rank, 1.0),
+        "from_: expected 2 to 8 addresses": lambda: op(x, to, slots[:1], epochs, 0, 1.0),
+        "from_: expected multiples of 16": lambda: op(x, to, [slots[0] + 8, slots[1]], epochs, rank, 1.0),
+        "epochs: expected": lambda: op(x, to, slots, epochs[1:], rank, 1.0),
+        "rank: expected 0 to": lambda: op(x, to, slots, epochs, len(slots), 1.0),
+        "limit: expected seconds": lambda: op(x, to, slots, epochs, rank, 0.0),
     }
     return {message: _raises(call, message) for message, call in calls.items()}
 

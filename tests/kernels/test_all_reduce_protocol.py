@@ -1,7 +1,7 @@
 """The protocol of kernels/cuda/all_reduce/all_reduce.cuh as a state machine: every order of the ranks' accesses.
 
-A call's number is its turn. What a place holds is the turn that wrote it: a rank's data differs from turn to turn, and
-a line's data and turn are written and read together. Two places stand for two lines of different threads.
+A call's number is its epoch. What a place holds is the epoch that wrote it: a rank's data differs from epoch to epoch, and
+a line's data and epoch are written and read together. Two places stand for two lines of different threads.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ class Rules:
 
     ranks: int = 2
     halves: int = 2
-    flags: bool = True  # whether a reader waits for its own turn's line, or takes any that is not empty
+    flags: bool = True  # whether a reader waits for its own epoch's line, or takes any that is not empty
 
 
 @dataclass(frozen=True)
 class Rank:
-    """Where a rank is: its turn, the places that it has written, the (other rank, place) pairs that it has read."""
+    """Where a rank is: its epoch, the places that it has written, the (other rank, place) pairs that it has read."""
 
-    turn: int = 1
+    epoch: int = 1
     written: frozenset[int] = frozenset()
     read: frozenset[tuple[int, int]] = frozenset()
 
@@ -39,20 +39,20 @@ Move = tuple[int, Rank, Memory]
 
 
 def moves(rules: Rules, sizes: tuple[int, ...], ranks: tuple[Rank, ...], memory: Memory) -> Iterator[Move]:
-    """What may happen next: one access by one rank. Raises AssertionError where it reads another turn's data."""
+    """What may happen next: one access by one rank. Raises AssertionError where it reads another epoch's data."""
     for me, rank in enumerate(ranks):
-        if rank.turn > len(sizes):
+        if rank.epoch > len(sizes):
             continue
-        half = rank.turn % rules.halves
-        lines = set(range(sizes[rank.turn - 1]))
+        half = rank.epoch % rules.halves
+        lines = set(range(sizes[rank.epoch - 1]))
         for place in lines - rank.written:
-            yield me, replace(rank, written=rank.written | {place}), memory | {(me, half, place): rank.turn}
+            yield me, replace(rank, written=rank.written | {place}), memory | {(me, half, place): rank.epoch}
         others = [other for other in range(rules.ranks) if other != me]
         for other, place in itertools.product(others, rank.written):  # a thread looks for the lines that it has sent
             held = memory.get((other, half, place), 0)
-            if (other, place) in rank.read or held == 0 or (rules.flags and held != rank.turn):
+            if (other, place) in rank.read or held == 0 or (rules.flags and held != rank.epoch):
                 continue
-            assert held == rank.turn, f"turn {rank.turn} read what turn {held} wrote"
+            assert held == rank.epoch, f"epoch {rank.epoch} read what epoch {held} wrote"
             yield me, replace(rank, read=rank.read | {(other, place)}), memory
 
 
@@ -65,15 +65,15 @@ def explore(rules: Rules, sizes: tuple[int, ...]) -> int:
         went = False
         for me, moved, memory in moves(rules, sizes, ranks, dict(held)):
             went = True
-            ended = len(moved.read) == (rules.ranks - 1) * sizes[moved.turn - 1]
-            after = Rank(moved.turn + 1) if ended else moved  # the stream's next kernel may begin
+            ended = len(moved.read) == (rules.ranks - 1) * sizes[moved.epoch - 1]
+            after = Rank(moved.epoch + 1) if ended else moved  # the stream's next kernel may begin
             state = ((*ranks[:me], after, *ranks[me + 1 :]), frozenset(memory.items()))
             if state not in seen:
                 seen.add(state)
                 waiting.append(state)
-        turns = [rank.turn for rank in ranks]
-        assert went or min(turns) > len(sizes), f"ranks wait for each other for ever, in turns {turns}"
-        assert max(turns) - min(turns) <= 1
+        epochs = [rank.epoch for rank in ranks]
+        assert went or min(epochs) > len(sizes), f"ranks wait for each other for ever, in epochs {epochs}"
+        assert max(epochs) - min(epochs) <= 1
     return len(seen)
 
 
@@ -81,7 +81,7 @@ SIZES = [(2, 2, 2, 2), (2, 1, 1, 2, 2), (1, 2, 1, 2)]
 
 
 @pytest.mark.parametrize("sizes", SIZES)
-def test_two_ranks_never_lose_or_mix_up_a_turn(sizes: tuple[int, ...]) -> None:
+def test_two_ranks_never_lose_or_mix_up_a_epoch(sizes: tuple[int, ...]) -> None:
     assert explore(Rules(), sizes) > 100
 
 
@@ -93,7 +93,7 @@ def test_nor_do_three() -> None:
     ("broken", "message"),
     [
         (Rules(halves=1), "for ever"),  # a line is overwritten before all have read it
-        (Rules(flags=False), "read what turn"),  # one of two turns before is taken for this turn's
+        (Rules(flags=False), "read what epoch"),  # one of two epochs before is taken for this epoch's
     ],
 )
 def test_one_half_or_no_flags_would_not_do(broken: Rules, message: str) -> None:
@@ -106,25 +106,25 @@ LAST_TURN = 65535
 
 
 def launch(counters: list[int], grid: int, order: list[int], *, own_only: bool = False) -> set[int]:
-    """What the blocks of one launch read as their turn, blocks running in `order`; `end_turn`'s writes."""
-    turns = set()
+    """What the blocks of one launch read as their epoch, blocks running in `order`; `end_epoch`'s writes."""
+    epochs = set()
     for block in order:
-        turn = counters[block]
-        turns.add(turn)
-        after = 2 if turn == LAST_TURN else turn + 1
+        epoch = counters[block]
+        epochs.add(epoch)
+        after = 2 if epoch == LAST_TURN else epoch + 1
         for index in range(block, block + 1 if own_only else BLOCKS, grid):
             counters[index] = after
-    return turns
+    return epochs
 
 
 @pytest.mark.parametrize("first", [1, LAST_TURN - 20])
-def test_all_blocks_of_a_launch_count_the_same_turn(first: int) -> None:
+def test_all_blocks_of_a_launch_count_the_same_epoch(first: int) -> None:
     seeded, counters, parity = random.Random(first), [first] * BLOCKS, first % 2  # noqa: S311
     for _ in range(200):
         grid = seeded.randint(1, BLOCKS)
-        (turn,) = launch(counters, grid, seeded.sample(range(grid), grid))
-        assert turn != 0
-        assert turn % 2 == parity
+        (epoch,) = launch(counters, grid, seeded.sample(range(grid), grid))
+        assert epoch != 0
+        assert epoch % 2 == parity
         parity = 1 - parity
 
 
@@ -134,21 +134,21 @@ def test_counting_own_blocks_alone_would_not_do() -> None:
     assert len(launch(counters, 8, list(range(8)), own_only=True)) > 1
 
 
-RENEWED = 8  # all_reduce_plan.h's: of PLACES, in each turn
+RENEWED = 8  # all_reduce_plan.h's: of PLACES, in each epoch
 
 
 def oldest(renewed: int) -> int:
-    """The longest time, in turns, that a place lies untouched where calls write no lines of their own for two cycles.
+    """The longest time, in epochs, that a place lies untouched where calls write no lines of their own for two cycles.
 
-    Kernels renew places (turn // 2) * RENEWED + 0, 1 … of the turn's half.
+    Kernels renew places (epoch // 2) * RENEWED + 0, 1 … of the epoch's half.
     """
     visits: dict[tuple[int, int], list[int]] = {}
-    turns = [*range(1, LAST_TURN + 1), *range(2, LAST_TURN + 1), *range(2, LAST_TURN + 1)]
-    for time, turn in enumerate(turns):
+    epochs = [*range(1, LAST_TURN + 1), *range(2, LAST_TURN + 1), *range(2, LAST_TURN + 1)]
+    for time, epoch in enumerate(epochs):
         for i in range(renewed):
-            visits.setdefault((turn % 2, ((turn >> 1) * renewed + i) % PLACES), []).append(time)
+            visits.setdefault((epoch % 2, ((epoch >> 1) * renewed + i) % PLACES), []).append(time)
     assert len(visits) == 2 * PLACES
-    firsts = max(times[0] for times in visits.values())  # zeros until then, which are no turn's number
+    firsts = max(times[0] for times in visits.values())  # zeros until then, which are no epoch's number
     assert firsts < LAST_TURN
     return max(later - former for times in visits.values() for former, later in itertools.pairwise(times))
 

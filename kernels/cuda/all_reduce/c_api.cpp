@@ -14,7 +14,7 @@ const char *voltserve_all_reduce_structs() {
       describe("ReduceArgs", sizeof(ReduceArgs),
                {AT(ReduceArgs, x), AT(ReduceArgs, y), AT(ReduceArgs, count), AT(ReduceArgs, half),
                 AT(ReduceArgs, rank), AT(ReduceArgs, ranks), AT(ReduceArgs, copies), AT(ReduceArgs, to),
-                AT(ReduceArgs, from), AT(ReduceArgs, turns), AT(ReduceArgs, limit_ns), AT(ReduceArgs, late)});
+                AT(ReduceArgs, from), AT(ReduceArgs, epochs), AT(ReduceArgs, limit_ns), AT(ReduceArgs, late)});
   return text.c_str();
 }
 

@@ -14,13 +14,13 @@ namespace {
 
 using namespace voltserve;
 
-Tensor all_reduce(Tensor x, std::vector<int64_t> to, std::vector<int64_t> from, Tensor turns, int64_t rank, double limit,
+Tensor all_reduce(Tensor x, std::vector<int64_t> to, std::vector<int64_t> from, Tensor epochs, int64_t rank, double limit,
                   std::optional<Tensor> late) {
   const Call call("x", x);
   expect_dtype("x", x.scalar_type(), {ScalarType::Half, ScalarType::Float});
   expect("x", x, call.place, x.scalar_type(), shape_of(x));
   expect_aligned("x", x);
-  ReduceArgs args = places(call, to, from, turns, rank, limit, late);
+  ReduceArgs args = places(call, to, from, epochs, rank, limit, late);
 
   Tensor y = empty(call, x, shape_of(x));
   const int64_t count = x.numel();
@@ -39,8 +39,8 @@ Tensor all_reduce(Tensor x, std::vector<int64_t> to, std::vector<int64_t> from, 
   return y;
 }
 
-int64_t map_host_memory(Tensor turns, int64_t address, int64_t bytes) {
-  const Call call("turns", turns);
+int64_t map_host_memory(Tensor epochs, int64_t address, int64_t bytes) {
+  const Call call("epochs", epochs);
   void* const memory = reinterpret_cast<void*>(address);
   check(cudaHostRegister(memory, bytes, cudaHostRegisterMapped), "map_host_memory: cudaHostRegister");
   void* mapped = nullptr;
@@ -48,8 +48,8 @@ int64_t map_host_memory(Tensor turns, int64_t address, int64_t bytes) {
   return reinterpret_cast<int64_t>(mapped);
 }
 
-void unmap_host_memory(Tensor turns, int64_t address) {
-  const Call call("turns", turns);
+void unmap_host_memory(Tensor epochs, int64_t address) {
+  const Call call("epochs", epochs);
   check(cudaHostUnregister(reinterpret_cast<void*>(address)), "unmap_host_memory");
 }
 

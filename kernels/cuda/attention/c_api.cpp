@@ -22,7 +22,7 @@ const char *voltserve_attention_structs() {
                {AT(PrefillShape, head_dim), AT(PrefillShape, warps), AT(PrefillShape, tokens),
                 AT(PrefillShape, blocks_per_processor)}) +
       describe("Plan", sizeof(AttentionPlan),
-               {AT(AttentionPlan, decode), AT(AttentionPlan, units), AT(AttentionPlan, row_blocks),
+               {AT(AttentionPlan, decode), AT(AttentionPlan, splits), AT(AttentionPlan, row_blocks),
                 AT(AttentionPlan, partial_rows), AT(AttentionPlan, partial_floats), AT(AttentionPlan, arrival_words),
                 AT(AttentionPlan, prefill), AT(AttentionPlan, prefill_tiles), AT(AttentionPlan, prefill_shared_bytes),
                 AT(AttentionPlan, reason)}) +

@@ -7,7 +7,7 @@ namespace {
 
 template <int HEAD_DIM, int ROW_WARPS>
 void launch(const AttentionArgs &args, const AttentionPlan &plan, cudaStream_t stream) {
-  const dim3 grid(plan.units, args.kv_heads, plan.row_blocks);
+  const dim3 grid(plan.splits, args.kv_heads, plan.row_blocks);
   attention_decode_kernel<HEAD_DIM, ROW_WARPS>
       <<<grid, decode_shape(HEAD_DIM, ROW_WARPS).threads(), 0, stream>>>(args, plan.partial_rows);
 }

@@ -4,22 +4,22 @@
 //
 // One token is a decoding step; several are speculative tokens that are verified together.
 //
-// Numerics. Products run on tensor cores (decode_mma.cuh). Scores, the online softmax (Milakov and Gimelshein, arXiv 1805.02867)
+// Numerics. Products split on tensor cores (decode_mma.cuh). Scores, the online softmax (Milakov and Gimelshein, arXiv 1805.02867)
 // and sums are fp32. The softmax's weights are rounded to fp16 for their product with V, whose values are fp16 too.
 //
 // Split of work. The *rows* of a key head are its G query heads times the new tokens. A block takes up to 64 rows, 8 per warp:
 //
-//                     positions of one request's run  ->
+//                     positions of one request's split  ->
 //     rows 0-7        warp 0 | warp 1 | warp 0 | warp 1 ...      token warps take alternate tiles of 16 positions
 //     rows 8-15       warp 2 | warp 3 | warp 2 | warp 3 ...      row warps read the same bytes at about the same time, from L1
 //
 // So memory delivers every byte of K and V once. A warp loads keys and values straight into the registers that feed its tensor
 // cores; neither passes through shared memory.
 //
-// Split-KV (decode_runs.cuh). All requests' positions are cut into runs of about equal length, as many as the GPU holds blocks.
-// Each block finds its run from seq_lens, so a batch of one long and many short requests is balanced, and a captured graph stays
-// right when lengths grow. A request of several runs leaves each run's sums, bases and totals in `partial`. The block that
-// arrives last adds them in order (merge_runs), so results have the same bits every time.
+// Split-KV (decode_splits.cuh). All requests' positions are cut into splits of about equal length, as many as the GPU holds blocks.
+// Each block finds its split from seq_lens, so a batch of one long and many short requests is balanced, and a captured graph stays
+// right when lengths grow. A request of several splits leaves each split's sums, bases and totals in `partial`. The block that
+// arrives last adds them in order (merge_splits), so results have the same bits every time.
 //
 // Positions past a request's end are never read: their weight would be 0, but 0 * NaN is NaN.
 //
@@ -30,7 +30,7 @@
 #pragma once
 
 #include "cuda/attention/decode_mma.cuh"
-#include "cuda/attention/decode_runs.cuh"
+#include "cuda/attention/decode_splits.cuh"
 #include "cuda/attention/pages.cuh"
 #include "cuda/attention/plan.h"
 #include "cuda/common/dependent.cuh"
@@ -43,16 +43,16 @@ constexpr float kMostWeight = 15, kUsualWeight = 7;
 constexpr float kUnseen = -1e30f;  // the base of a row that has seen no position; finite, so that differences are numbers
 constexpr int kPadding = 8;          // floats between rows of sums in shared memory, against bank conflicts
 
-// What a block works on: a run of one request's positions, for the rows of one key head.
+// What a block works on: a split of one request's positions, for the rows of one key head.
 struct DecodeWork {
   const AttentionArgs &args;
   const Query query;
   const int kv_head, heads;     // heads: query heads per key head
   const int block_row, rows;    // the block's first row; the key head's rows
-  const int first_unit, count;  // the request's first unit of the grid, and its number of runs
-  const int begin;              // the run tiles are counted from this position
+  const int first_split, count;  // the request's first split among all, and its number of splits
+  const int begin;               // the position from which tiles are counted
   int first_tile, last_tile;
-  int run;  // this block's; merge_runs() moves it to the first of the runs that it has added up
+  int split;  // this block's; merge_splits() moves it to the first of the splits that it has added up
 
   // Token and query head of a row of the key head.
   __device__ int token(int row) const { return row / heads; }
@@ -246,9 +246,9 @@ struct RowOwner {
                                                 static_cast<size_t>(gridDim.x) * w.args.kv_heads * partial_rows_ * HEAD_DIM)) {}
   __device__ int dimension(int i) const { return 4 * (part + kRowThreads * i); }
   __device__ bool inside_head(int i) const { return 4 * kRowThreads * (i + 1) <= HEAD_DIM || dimension(i) < HEAD_DIM; }
-  // Where a run's partial results are, counted in rows: sums, and after all sums bases and totals.
-  __device__ size_t partial_row(int unit, int r) const {
-    return (static_cast<size_t>(unit) * work.args.kv_heads + work.kv_head) * partial_rows + r;
+  // Where a split's partial results are, counted in rows: sums, and after all sums bases and totals.
+  __device__ size_t partial_row(int split, int r) const {
+    return (static_cast<size_t>(split) * work.args.kv_heads + work.kv_head) * partial_rows + r;
   }
   __device__ void put_result(int r, int dimension, float x, float y, float total_weight) const {
     half2 *const to =
@@ -256,11 +256,11 @@ struct RowOwner {
                                   work.head(r) * HEAD_DIM + dimension);
     *to = __floats2half2_rn(__fdividef(x, total_weight), __fdividef(y, total_weight));
   }
-  // Writes this thread's sums: as the request's result if they are the `whole` of it, otherwise where the first run's partial are.
+  // Writes this thread's sums: as the request's result if they are the `whole` of it, otherwise where the first split's partial are.
   __device__ void leave(const float4 (&value)[kFours], float2 end, bool whole) const {
     const int r = work.block_row + row;
     if (r >= work.rows) return;
-    const size_t at = partial_row(work.first_unit + work.run, r);
+    const size_t at = partial_row(work.first_split + work.split, r);
 #pragma unroll
     for (int i = 0; i < kFours; ++i) {
       if (!inside_head(i)) continue;
@@ -282,7 +282,7 @@ __device__ inline void add_weighted(float4 &to, float weight, const float4 &valu
   to.w = fmaf(weight, value.w, to.w);
 }
 
-// Walks the run: the sums of weights times values go to `products`, bases and totals to `ends`.
+// Walks the split: the sums of weights times values go to `products`, bases and totals to `ends`.
 template <int HEAD_DIM, int ROW_WARPS, class QueryChunk>
 __device__ __forceinline__ void walk(const DecodeWork &work, int request, int token_warp, int first_row, const QueryChunk &query_chunk,
                                      DecodeProducts<HEAD_DIM> &products, float2 (&ends)[kWarpRows]) {
@@ -353,7 +353,7 @@ __device__ __forceinline__ void leave_warp(const RowOwner<HEAD_DIM, ROW_WARPS> &
     const int r = first_row + row;
     if (dimension >= HEAD_DIM || r >= work.rows) return;
     const float2 end = ends[row];
-    const size_t at = owner.partial_row(work.first_unit + work.run, r);
+    const size_t at = owner.partial_row(work.first_split + work.split, r);
     if (work.count == 1) {
       owner.put_result(r, dimension, value.x, value.y, end.y);
     } else {
@@ -374,31 +374,31 @@ __device__ inline bool arrives_last(uint32_t *arrived, int members) {
   return last;
 }
 
-// Adds up the runs of the request in groups of kRadix, then those sums in groups of kRadix, until one is left. The last block of each
-// group to arrive does it, in the order of the runs, so results have the same bits every time.
+// Adds up the splits of the request in groups of kRadix, then those sums in groups of kRadix, until one is left. The last block of each
+// group to arrive does it, in the order of the splits, so results have the same bits every time.
 template <int HEAD_DIM, int ROW_WARPS>
-__device__ __forceinline__ void merge_runs(DecodeWork &work, const RowOwner<HEAD_DIM, ROW_WARPS> &owner,
+__device__ __forceinline__ void merge_splits(DecodeWork &work, const RowOwner<HEAD_DIM, ROW_WARPS> &owner,
                                            float (&weights)[decode_shape(HEAD_DIM, ROW_WARPS).rows()][kRadix], bool &last) {
   using Owner = RowOwner<HEAD_DIM, ROW_WARPS>;
   constexpr int kRowThreads = Owner::kRowThreads, kFours = Owner::kFours;
   constexpr int kAtOnce = members_at_once(kFours, decode_shape(HEAD_DIM, ROW_WARPS).token_warps == 4 && HEAD_DIM > 64 ? 32 : 16);
   uint32_t *arrivals = work.args.arrivals;
   for (int width = 1; width < work.count; width *= kRadix) {
-    const int first = work.run / (width * kRadix) * (width * kRadix), members = min(kRadix, ceil_div(work.count - first, width));
+    const int first = work.split / (width * kRadix) * (width * kRadix), members = min(kRadix, ceil_div(work.count - first, width));
     __syncthreads();
     if (threadIdx.x == 0) {
-      last = arrives_last(arrivals + ((work.first_unit + first) * work.args.kv_heads + work.kv_head) * gridDim.z + blockIdx.z, members);
+      last = arrives_last(arrivals + ((work.first_split + first) * work.args.kv_heads + work.kv_head) * gridDim.z + blockIdx.z, members);
     }
     __syncthreads();
     if (!last && members > 1) return;
     arrivals += gridDim.x * work.args.kv_heads * gridDim.z;
-    work.run = first;
+    work.split = first;
     if (members == 1) continue;
 
     // Other multiprocessors wrote these, so they are not read from L1. A thread reads a few members' ends of its row, and all members'
     // sums of its dimensions.
     auto partial_of = [&](int member) {
-      return owner.partial_row(work.first_unit + first + member * width, min(work.block_row + owner.row, work.rows - 1));
+      return owner.partial_row(work.first_split + first + member * width, min(work.block_row + owner.row, work.rows - 1));
     };
     constexpr int kEnds = kRadix / kRowThreads;
     float2 own[kEnds];
@@ -448,7 +448,7 @@ __device__ __forceinline__ void merge_runs(DecodeWork &work, const RowOwner<HEAD
   }
 }
 
-// HEAD_DIM, ROW_WARPS: decode_shape(). Grid: units, key heads, row blocks.
+// HEAD_DIM, ROW_WARPS: decode_shape(). Grid: AttentionPlan::splits, key heads, row blocks.
 template <int HEAD_DIM, int ROW_WARPS>
 __global__ void __launch_bounds__(decode_shape(HEAD_DIM, ROW_WARPS).threads(), decode_shape(HEAD_DIM, ROW_WARPS).blocks_per_processor)
     attention_decode_kernel(const AttentionArgs args, int partial_rows) {
@@ -464,10 +464,10 @@ __global__ void __launch_bounds__(decode_shape(HEAD_DIM, ROW_WARPS).threads(), d
   constexpr int kFloats = kQueryFloats > kSumFloats ? kQueryFloats : kSumFloats;
   __shared__ __align__(16) float of_warps[ROW_WARPS * kTokenWarps][kFloats > 0 ? kFloats : 4];
 
-  let_next_start();
-  const Runs runs(args, kShape.tile(), gridDim.x);
-  int first_unit;
-  const int request = find_request(args.requests, blockIdx.x, first_unit, [&](int b) { return runs.runs(b); });
+  allow_next_launch();
+  const Splits splits(args, kShape.tile(), gridDim.x);
+  int first_split;
+  const int request = find_request(args.requests, blockIdx.x, first_split, [&](int b) { return splits.splits(b); });
   if (request < 0) return;
   const Query query(args, request);
   const int heads = args.q_heads / args.kv_heads, kv_head = blockIdx.y;
@@ -475,10 +475,10 @@ __global__ void __launch_bounds__(decode_shape(HEAD_DIM, ROW_WARPS).threads(), d
   const int block_row = blockIdx.z * kShape.rows(), first_row = block_row + kWarpRows * row_warp, rows = query.count * heads;
   if (block_row >= rows) return;
 
-  // This block's run: tiles in equal shares, so that a request's last run is not a stub.
-  const int begin = runs.begin(query), tiles = ceil_div(query.length - begin, kShape.tile()), count = runs.runs_of(tiles);
-  const int run = blockIdx.x - first_unit;
-  DecodeWork work{args, query, kv_head, heads, block_row, rows, first_unit, count, begin, run * tiles / count, (run + 1) * tiles / count, run};
+  // This block's split: tiles in equal shares, so that a request's last split is not a stub.
+  const int begin = splits.begin(query), tiles = ceil_div(query.length - begin, kShape.tile()), count = splits.splits_of(tiles);
+  const int split = blockIdx.x - first_split;
+  DecodeWork work{args, query, kv_head, heads, block_row, rows, first_split, count, begin, split * tiles / count, (split + 1) * tiles / count, split};
 
   Products products(threadIdx.x % 32);
   uint4 q[kKeyChunks];
@@ -505,7 +505,7 @@ __global__ void __launch_bounds__(decode_shape(HEAD_DIM, ROW_WARPS).threads(), d
   if (count == 1) return;
   __shared__ float weights[kShape.rows()][kRadix];
   __shared__ bool last;
-  merge_runs(work, owner, weights, last);
+  merge_splits(work, owner, weights, last);
 }
 
 }  // namespace voltserve

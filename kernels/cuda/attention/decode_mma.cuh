@@ -1,17 +1,21 @@
-// The products of a decoding warp on tensor cores: 8 rows (new token, query head) by 16 cached positions, as two groups of 8. Keys and
-// values come from memory as 16-byte chunks of 8 dimensions and are operands as they lie in the registers: neither needs shared memory.
+// The tensor core products of a decoding warp: 8 rows (pairs of new token and query head) by 16 cached positions, two groups of 8.
 //
-// Volta, mma.m8n8k4 (HMMA.884). A lane is number l (0 .. 3) of quad-pair p (0 .. 3), in its half h. Scores: the rows are operand A, shared
-// by all, positions operand B, one a lane; the quad-pairs differ in the dimensions, so that a warp reads 64 bytes of each of 8 positions
-// at once, and add up across lanes. Rows and positions are dealt to the quad-pairs so that each sends the half of its sums that it does
-// not keep from the same registers. Output: weights are operand A, values operand B, as they lie; the quad-pairs differ in the dimensions.
+// Keys and values arrive from memory as 16-byte chunks of 8 dimensions. They are operands exactly as they lie in the registers, so
+// neither passes through shared memory.
 //
-// From Ampere on, where m8n8k4 is emulated, mma.m16n8k16: keys are operand A (16 positions), rows operand B (8 exactly), so scores come
-// transposed, and so does the output: values are operand A (16 dimensions), as pairs of positions, which bytes of two registers make; the
-// weights become operand B by a transposition of 8 by 8 numbers, one instruction.
+// Volta: mma.m8n8k4 (HMMA.884). A lane is number l = 0 .. 3 of quad-pair p = 0 .. 3, in its half h.
+//   Scores  operand A is the 8 rows, shared by all; operand B is positions, one per lane. The quad-pairs differ in the dimensions, so
+//           a warp reads 64 bytes of each of 8 positions at once, and scores are added across lanes. Rows and positions are assigned
+//           to the quad-pairs so that each sends the half of its sums that it does not keep from the same registers.
+//   Output  operand A is the weights, operand B the values. The quad-pairs differ in the dimensions.
 //
-// Fragments: PTX ISA, "Matrix Fragments for mma.m8n8k4 with .f16 floating point type" and "... for mma.m16n8k16 with floating point type".
-// Products and sums are fp32.
+// Ampere and later emulate m8n8k4, so they use mma.m16n8k16.
+//   Scores  operand A is 16 positions of keys, operand B the 8 rows, so scores come out transposed.
+//   Output  operand A is 16 dimensions of values as pairs of positions, which bytes of two registers make. Operand B is the weights,
+//           transposed by one instruction (8 by 8 numbers).
+//
+// Fragments: PTX ISA, "Matrix Fragments for mma.m8n8k4 with .f16 floating point type" and "... for mma.m16n8k16 with floating point
+// type". Products and sums are fp32.
 #pragma once
 
 #include "cuda/attention/mma.cuh"
@@ -25,16 +29,16 @@ constexpr int kWarpRows = 8, kWarpPositions = 16;
 template <int HEAD_DIM>
 struct DecodeProducts {
   static constexpr int kGroups = ceil_div(HEAD_DIM, 64), kKeyChunks = ceil_div(HEAD_DIM, 32);
-  static constexpr int kHeldRows = 2, kHeldPositions = 2;  // whose scores are this lane's
-  static constexpr int kRowBits = 4 | 8 | 16;              // of the lane's number: lanes that differ in these have the same rows
+  static constexpr int kHeldRows = 2, kHeldPositions = 2;  // the rows and positions whose scores this lane holds
+  static constexpr int kRowBits = 4 | 8 | 16;              // bits of the lane number: lanes that differ only in these hold the same rows
 
   int lane;
   float sum[kGroups][4][4] = {};
 
   __device__ explicit DecodeProducts(int lane_) : lane(lane_) {}
 
-  // What a lane loads: of this row, and of this position of each group of 8, chunk key_chunk() + 4j; of position value_position(i) of
-  // group i / 2, chunk value_chunk() + 8g.
+  // A lane loads chunks key_chunk() + 4j of row query_row(), and of position key_position() in each group of 8. Of values it loads
+  // chunks value_chunk() + 8g of position value_position(i) in group i / 2.
   __device__ int query_row() const { return lane / 4; }
   __device__ int key_position() const { return lane / 4; }
   __device__ int key_chunk() const { return lane % 4; }
@@ -79,7 +83,7 @@ struct DecodeProducts {
     }
   }
 
-  // Multiplies the sums of each row by its factor, which the lanes with its scores have.
+  // Multiplies the sums of each row by its factor, which the lanes with the row's scores hold.
   __device__ void scale(const float (&factor)[kHeldRows]) {
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) {
@@ -91,7 +95,7 @@ struct DecodeProducts {
     }
   }
 
-  // Calls visit(row, dimension, its and the next one's sums) for all that this lane holds.
+  // Calls visit(row, dimension, sums of that dimension and the next) for all sums that this lane holds.
   template <class Visit>
   __device__ void each(Visit visit) const {
 #pragma unroll
@@ -118,7 +122,7 @@ struct DecodeProducts {
 
   __device__ explicit DecodeProducts(int lane_) : lane(lane_) {}
 
-  __device__ int number() const { return lane % 4 + lane / 16 * 4; }  // in the quad-pair
+  __device__ int number() const { return lane % 4 + lane / 16 * 4; }  // within the quad-pair
   __device__ int quad_pair() const { return lane / 4 % 4; }
   __device__ int query_row() const { return number() ^ 2 * (quad_pair() & 1); }
   __device__ int key_position() const { return number() ^ 2 * (quad_pair() & 2); }
@@ -152,7 +156,7 @@ struct DecodeProducts {
   }
 
   __device__ void add(const float (&weight)[kHeldRows][kHeldPositions], const uint4 (&v)[4][kGroups]) {
-    // The lanes with the scores of row number(): this one's bits 0 and 4, and bit 1 as their bit 2.
+    // The scores of row number() are in the lanes with this lane's bits 0 and 4, and its bit 1 as their bit 2.
     const int from = (lane & 17) + 2 * (lane & 2);
 #pragma unroll
     for (int u = 0; u < 2; ++u) {

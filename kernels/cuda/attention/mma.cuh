@@ -1,11 +1,11 @@
-// The tensor cores' instructions that attention uses. Fragments: PTX ISA, "Matrix multiply-accumulate operation using mma instruction".
+// The tensor core instructions of attention. Fragments: PTX ISA, "Matrix multiply-accumulate operation using mma instruction".
 #pragma once
 
 #include <cstdint>
 
 namespace voltserve {
 
-// d += a b, each quad-pair its own 8x8x4. B's fragment is 4 rows of one column, or (ROW_B) 4 columns of one row.
+// d += a b, an 8x8x4 product per quad-pair. A lane's fragment of B is 4 rows of one column or, with ROW_B, 4 columns of one row.
 template <bool ROW_B>
 __device__ inline void multiply_884(float (&d)[8], uint32_t a0, uint32_t a1, uint32_t b0, uint32_t b1) {
   if constexpr (ROW_B) {

@@ -1,5 +1,5 @@
-// What the attention kernels share: where a position is in the paged cache, which request a block works for, and softmax's
-// arithmetic. Scores are kept times log2(e), so that exponentials are powers of two.
+// What the attention kernels share: addresses in the paged cache, which request a block works on, and the softmax's arithmetic.
+// Scores are kept times log2(e), so that exponentials are powers of two.
 #pragma once
 
 #include "cuda/attention/args.h"
@@ -9,14 +9,14 @@ namespace voltserve {
 
 constexpr float kLog2e = 1.4426950408889634f;
 
-// 2^x to 2^-22, and exactly 0 for -infinity.
+// 2^x with a relative error of at most 2^-22, and exactly 0 for -infinity.
 __device__ inline float exp2_fast(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 
-// c * tanh(x) for soft-capped scores; |error| below 2^-20 c.
+// c * tanh(x), for soft-capped scores; the error is below 2^-20 c.
 __device__ inline float capped(float x, float c) { return c - __fdividef(2 * c, exp2_fast(x * (2 * kLog2e)) + 1); }
 
 __device__ inline float2 to_float2(uint32_t halves) { return __half22float2(as_half2(halves)); }
@@ -39,7 +39,7 @@ __device__ inline uint4 to_halves(const float (&f)[8]) {
   return make_uint4(words[0], words[1], words[2], words[3]);
 }
 
-// The blocks of one request's cache. Positions come in groups of 8, which are never split over two blocks.
+// The blocks of one request's cache. A group of 8 positions always lies in one block.
 struct Pages {
   const int *table;
   uint32_t reciprocal;  // ceil(2^31 / eights): exact quotients below 2^20 groups and 2^11 groups a block
@@ -53,14 +53,14 @@ struct Pages {
         base(kv_head * args.head_chunks) {
     reciprocal = (0x80000000u + eights - 1) / eights;
   }
-  // Where the first 16 bytes of `position` are in either cache, counted in 16 bytes.
+  // The offset of `position` in either cache, in chunks of 16 bytes.
   __device__ int chunk(int position) const {
     const int eight = position / 8, block = __umulhi(2 * eight, reciprocal);
     return base + __ldg(table + block) * block_chunks + (position - 8 * eights * block) * token_chunks;
   }
 };
 
-// A request's new tokens: how many, from which row of q, and the position of the first.
+// A request's new tokens: their number, their first row of q, and the position of the first.
 struct Query {
   int first, count, context, length;
 
@@ -70,7 +70,7 @@ struct Query {
     length = __ldg(args.seq_lens + request);
     context = length - count;
   }
-  // What new token `token` sees: positions below the first, and from the second on.
+  // New token `token` sees positions begin .. end - 1.
   __device__ int end(int token) const { return context + token + 1; }
   __device__ int begin(int token, int window) const { return window > 0 ? max(0, end(token) - window) : 0; }
 };
@@ -85,7 +85,7 @@ __device__ inline int sum_of_warp(int value) {
 #endif
 }
 
-// Sums count(request) over all requests. Every warp does all of it, so blocks need no shared memory and no barrier.
+// Sums count(request) over all requests. Every warp computes it, so blocks need no shared memory and no barrier.
 template <class Count>
 __device__ int sum_over(int requests, Count count) {
   int sum = 0;
@@ -93,7 +93,8 @@ __device__ int sum_over(int requests, Count count) {
   return sum_of_warp(sum);
 }
 
-// The request that item number `item` belongs to if request b has count(b) of them, and the first item's number; -1 if there are fewer.
+// The request to which item number `item` belongs, where request b has count(b) items, and the number of that request's first item.
+// -1 if there are fewer items.
 template <class Count>
 __device__ int find_request(int requests, int item, int &first_item, Count count) {
   const int lane = threadIdx.x % 32;

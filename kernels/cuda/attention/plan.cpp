@@ -42,12 +42,12 @@ AttentionPlan plan_attention(const AttentionProblem &p) {
     plan.decode = shape_for(p.head_dim, rows);
     plan.row_blocks = ceil_div(rows, plan.decode.rows());
     const int places = p.processors * plan.decode.blocks_per_processor;
-    const int runs = std::clamp(places / (p.kv_heads * plan.row_blocks), 1, kMaxRuns);
-    // Every request has a run at least; with many of them, some can still be cut.
-    plan.units = p.requests <= runs / 2 ? runs : p.requests + runs / 2;
+    const int splits = std::clamp(places / (p.kv_heads * plan.row_blocks), 1, kMaxSplits);
+    // Every request has at least one split. Where requests are many, some can still be cut.
+    plan.splits = p.requests <= splits / 2 ? splits : p.requests + splits / 2;
     plan.partial_rows = rows;
-    plan.partial_floats = static_cast<size_t>(plan.units) * p.kv_heads * rows * (p.head_dim + 2);
-    plan.arrival_words = static_cast<size_t>(kAddingLevels) * plan.units * p.kv_heads * plan.row_blocks;
+    plan.partial_floats = static_cast<size_t>(plan.splits) * p.kv_heads * rows * (p.head_dim + 2);
+    plan.arrival_words = static_cast<size_t>(kAddingLevels) * plan.splits * p.kv_heads * plan.row_blocks;
   }
   if (p.max_query_len > kDecodeTokens) {
     plan.prefill = prefill_shape(p.head_dim);
@@ -55,9 +55,9 @@ AttentionPlan plan_attention(const AttentionProblem &p) {
     // Each request's last tile may be short.
     plan.prefill_tiles = p.tokens * group / plan.prefill.rows() + std::min(p.requests, p.tokens / (kDecodeTokens + 1));
   }
-  plan.reason = plan.units == 0           ? "long queries only: bound by their products, in tiles of queries"
-                : plan.prefill_tiles == 0 ? "short queries only: bound by reading the cache, in equal runs"
-                                          : "long queries in tiles, bound by their products; short ones in runs, bound by reading the cache";
+  plan.reason = plan.splits == 0           ? "long queries only: bound by their GEMMs, in tiles of queries"
+                : plan.prefill_tiles == 0 ? "short queries only: bound by reading the cache, in equal splits"
+                                          : "long queries in tiles, bound by their GEMMs; short ones in splits, bound by reading the cache";
   return plan;
 }
 

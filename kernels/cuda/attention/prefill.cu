@@ -33,7 +33,7 @@ cudaError_t launch_prefill(const AttentionArgs &args, const AttentionPlan &plan,
 }
 
 cudaError_t launch_attention(const AttentionArgs &args, const AttentionPlan &plan, cudaStream_t stream) {
-  if (plan.units > 0) {
+  if (plan.splits > 0) {
     const cudaError_t error = launch_decode(args, plan, stream);
     if (error != cudaSuccess) return error;
   }

@@ -1,16 +1,26 @@
-// out[t][h] = softmax(scale q[t][h] K^T) V over a paged fp16 cache, for requests of more than 8 new tokens: prefill, in chunks or whole, on
-// Volta's tensor cores (mma.m8n8k4, HMMA.884). Scores, softmax (online, as in decode.cuh) and sums are fp32; the
-// softmax's weights are rounded to fp16 for their product with V, as the cache's values are.
+// Attention over a paged fp16 cache, for requests of more than 8 new tokens: prefill, whole or in chunks, on Volta's tensor cores.
 //
-// Rows are pairs of new token and query head, those of a key head side by side, so that K and V are read once for all of them. A block takes
-// 16 rows a warp and walks the positions they see in tiles. K, then V of a tile lie in the same shared memory; while one is
-// multiplied the other is on its way from memory in registers. A warp's four quad-pairs share the 16 rows (operand A) and differ in the
-// columns (operand B): 32 positions of K at a time, then 32 dimensions of V. K is operand B column by column and V row by row, so that both lie
-// in shared memory as they do in the cache. Fragments: PTX ISA, "Matrix Fragments for mma.m8n8k4 with .f16 floating point type".
+//     out[t][h] = softmax(scale * q[t][h] K^T) V
 //
-// At head_dim 128 a warp multiplies 16 rows by 64 positions with 256 mma.m8n8k4 (2048 clocks of its tensor cores) and 112 128-bit operands
-// from shared memory. A V100 PCIe, computed from the machine code (perfmodel/attention_model.py): 70 TFLOP/s, 77 at head_dim 256,
-// docs/results/cuda-attention-v100-pcie-predicted-2026-11-30.json; no latencies in it, so an upper bound.
+// Numerics: scores, the online softmax (as in decode.cuh) and sums are fp32. The softmax's weights are rounded to fp16 for their
+// product with V, whose values are fp16 too.
+//
+// Split of work. Rows are pairs of new token and query head; those of one key head lie side by side, so K and V are read once for all
+// of them. A block takes 16 rows per warp and walks the positions that they see, in tiles:
+//
+//     shared memory   | Q: rows | one tile: K, then V | weights |
+//     registers       the next tile (V while K is multiplied, the next K while V is), on its way from memory
+//
+// Each barrier separates two uses of the tile's memory: all warps have multiplied K before V replaces it, and the other way round.
+//
+// mma.m8n8k4 (HMMA.884): a warp's four quad-pairs share 16 rows (operand A) and differ in the columns (operand B): 32 positions of K
+// at a time, then 32 dimensions of V. K is operand B by columns and V by rows, so both lie in shared memory as they do in the cache.
+// Fragments: PTX ISA, "Matrix Fragments for mma.m8n8k4 with .f16 floating point type".
+//
+// At head_dim 128 a warp multiplies 16 rows by 64 positions with 256 mma.m8n8k4, which is 2048 clocks of its tensor cores, and 112
+// operands of 128 bits from shared memory. Computed for a V100 PCIe from the machine code (perfmodel/attention_model.py): 70 TFLOP/s,
+// and 77 at head_dim 256. The model has no latencies, so these are upper bounds
+// (docs/results/cuda-attention-v100-pcie-predicted-2026-11-30.json).
 #pragma once
 
 #include "cuda/attention/pages.cuh"
@@ -19,23 +29,23 @@
 
 namespace voltserve {
 
-// One tile of K or V: memory to registers (fetch), later to shared memory (store). A thread keeps one chunk of 8 dimensions of every
-// kStep-th position.
+// Copies one tile of K or V from memory to registers (fetch), and later to shared memory (store). A thread copies one chunk of 8
+// dimensions of every kStep-th position.
 template <int HEAD_DIM>
 struct TileLoader {
   static constexpr PrefillShape kShape = prefill_shape(HEAD_DIM);
-  static constexpr int kChunks = HEAD_DIM / 8, kLanes = kChunks <= 8 ? 8 : kChunks <= 16 ? 16 : 32;  // of a position
+  static constexpr int kChunks = HEAD_DIM / 8, kLanes = kChunks <= 8 ? 8 : kChunks <= 16 ? 16 : 32;  // per position
   static constexpr int kStep = 32 * kShape.warps / kLanes, kHeld = kShape.tokens / kStep;
   static constexpr int kEights = kShape.tokens / 8;
   static_assert(kStep % 8 == 0 && kHeld * kStep == kShape.tokens && kEights <= 32);
 
   const Pages &pages;
   int chunk, row;  // of the thread
-  int start;       // lane i < kEights: where the tile's i-th group of 8 positions is
+  int start;       // in lane i < kEights: the offset of the tile's i-th group of 8 positions
   uint4 held[kHeld];
 
   __device__ explicit TileLoader(const Pages &p) : pages(p), chunk(threadIdx.x % kLanes), row(threadIdx.x / kLanes) {}
-  // Positions from `end` on are not touched; the ones before stand in for them.
+  // Positions from `end` on are not read; the last ones before stand in for them.
   __device__ int last_eight(int end) const { return (end - 1) & ~7; }
   __device__ void locate(int position, int end) {
     start = pages.chunk(min(position + 8 * static_cast<int>(threadIdx.x % kEights), last_eight(end)));
@@ -59,7 +69,7 @@ struct TileLoader {
   }
 };
 
-// Rows of a tile of a request that this kernel takes, and how many tiles it has.
+// The tiles of rows that this kernel computes for a request.
 template <int HEAD_DIM>
 __device__ int prefill_tiles(const AttentionArgs &args, int request) {
   const Query query(args, request);
@@ -84,12 +94,12 @@ __global__ void __launch_bounds__(32 * prefill_shape(HEAD_DIM).warps, prefill_sh
   if (request < 0) return;
   const Query query(args, request);
   const int heads = args.q_heads / args.kv_heads, kv_head = blockIdx.y, rows = query.count * heads;
-  // The last rows see most: begin with them.
+  // The last rows see the most positions, so their blocks start first.
   const int tile = prefill_tiles<HEAD_DIM>(args, request) - 1 - (static_cast<int>(blockIdx.x) - first_tile);
   const int first_row = tile * kShape.rows();
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, quad = lane % 16 / 4;
 
-  // Row r of q, or of out, in elements; r below `rows`.
+  // The offset of row r of q, or of out, in elements.
   auto element = [&](int r, int stride) {
     return static_cast<size_t>(query.first + r / heads) * stride + (kv_head * heads + r % heads) * HEAD_DIM;
   };
@@ -102,13 +112,13 @@ __global__ void __launch_bounds__(32 * prefill_shape(HEAD_DIM).warps, prefill_sh
     *reinterpret_cast<uint4 *>(shared_q + r * kStride + 8 * chunk) = halves;
   }
   if constexpr (64 * kGroups > HEAD_DIM) {
-    // Dimensions that do not exist are multiplied like the others.
+    // Padding dimensions are multiplied like the others, so they must be zero.
     for (int i = threadIdx.x; i < kShape.tokens * (kStride - HEAD_DIM); i += 32 * kShape.warps) {
       shared_kv[i / (kStride - HEAD_DIM) * kStride + HEAD_DIM + i % (kStride - HEAD_DIM)] = __float2half(0);
     }
   }
 
-  // What the block's rows see, down to a group of 8; and each of a lane's rows: 8a + (lane & 1) + 2j + 4 (lane >= 16).
+  // The positions that the block's rows see, from a group of 8 on. A lane's rows are 8a + (lane & 1) + 2j + 4 (lane >= 16).
   const int begin = query.begin(first_row / heads, args.window) & ~7;
   const int end = query.end((min(first_row + kShape.rows(), rows) - 1) / heads);
   const int lane_row = first_row + 16 * warp + (lane & 1) + lane / 16 * 4;
@@ -121,7 +131,7 @@ __global__ void __launch_bounds__(32 * prefill_shape(HEAD_DIM).warps, prefill_sh
   half *const weights = shared_weights + 16 * warp * kWeightStride;
   half *const weights_written = weights + ((lane & 1) + lane / 16 * 4) * kWeightStride + 4 * quad + (lane & 2);
   const half *const weights_operand = weights + (lane % 4 + lane / 16 * 4) * kWeightStride;
-  // Chunks of 8 dimensions are dealt out to the quad-pairs so that 8 lanes next to each other read different banks.
+  // Chunks of 8 dimensions are assigned to the quad-pairs so that 8 neighbouring lanes read different banks.
   auto value_chunk = [&](int upper) { return (quad & 1) * 4 + quad / 2 + 2 * upper; };
   const half *const value_operand = shared_kv + lane % 4 * kStride + 8 * value_chunk(lane / 16);
 
@@ -134,7 +144,7 @@ __global__ void __launch_bounds__(32 * prefill_shape(HEAD_DIM).warps, prefill_sh
   loader.fetch(args.k_cache, begin, end);
 #pragma unroll 1
   for (int position = begin; position < end; position += kShape.tokens) {
-    __syncthreads();  // V has been used
+    __syncthreads();  // all warps have multiplied V
     loader.store(shared_kv);
     __syncthreads();
     loader.fetch(args.v_cache, position, end);
@@ -157,7 +167,7 @@ __global__ void __launch_bounds__(32 * prefill_shape(HEAD_DIM).warps, prefill_sh
       }
     }
 
-    // Score e of column block c is of the lane's row j = e / 2 % 2 and of position 32c + 4 quad + (lane & 2) + e % 2 + 16 (e / 4).
+    // Score e of column block c belongs to the lane's row j = e / 2 % 2 and to position 32c + 4 quad + (lane & 2) + e % 2 + 16 (e / 4).
     const bool masked = position < all_see_begin || position + kShape.tokens > all_see_end;
     bool corrects = false;
     float correction[2][2];
@@ -199,7 +209,7 @@ __global__ void __launch_bounds__(32 * prefill_shape(HEAD_DIM).warps, prefill_sh
         }
 #pragma unroll
         for (int width = 2; width < 16; width *= 2) highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, width));
-        // While a row has seen nothing its maximum is -infinity, of which no difference may be taken.
+        // The maximum of a row that has seen no position is -infinity; a difference with it would be NaN.
         const float base = highest == -INFINITY ? 0 : highest;
         correction[a][j] = exp2_fast(maximum[a][j] - base);
         corrects |= correction[a][j] != 1;
@@ -231,7 +241,7 @@ __global__ void __launch_bounds__(32 * prefill_shape(HEAD_DIM).warps, prefill_sh
         }
       }
     }
-    __syncthreads();  // K has been used
+    __syncthreads();  // all warps have multiplied K
     loader.store(shared_kv);
     __syncthreads();
     if (position + kShape.tokens < end) {
@@ -259,8 +269,8 @@ __global__ void __launch_bounds__(32 * prefill_shape(HEAD_DIM).warps, prefill_sh
     }
   }
 
-  // Element e of sum[a][g][h]: row as of the scores; dimension 64g + 8 value_chunk(e / 4) + 4h + (lane & 2) + e % 2. Rows go out
-  // through the warp's part of Q, which nobody else reads.
+  // Element e of sum[a][g][h] belongs to the same row as score e, and to dimension 64g + 8 value_chunk(e / 4) + 4h + (lane & 2) + e % 2.
+  // Rows are written through the warp's own part of Q, which no other warp reads.
   half *const written = shared_q + (16 * warp + (lane & 1) + lane / 16 * 4) * kStride + (lane & 2);
 #pragma unroll
   for (int a = 0; a < 2; ++a) {

@@ -7,8 +7,8 @@ struct __half;
 
 namespace voltserve {
 
-// New keys and values into the cache: key and value [tokens, kv_heads, head_dim], tokens key_stride and value_stride apart; token t goes
-// to slot slots[t] = block * block_size + token in block, or nowhere if that is negative.
+// key and value are [tokens, kv_heads, head_dim], their tokens key_stride and value_stride elements apart. Token t goes to slot slots[t] =
+// block * block_size + token in block, or nowhere if that is negative.
 struct CacheArgs {
   const __half *key, *value;
   __half *k_cache, *v_cache;

@@ -1,11 +1,11 @@
-// The arguments of ops on the paged cache, checked: tokens' heads, and a cache's strides. Included by cuda/*/ops.cpp only.
+// Checks of what ops on the paged cache take: heads of tokens, and a cache's strides. Included by cuda/*/ops.cpp only.
 #pragma once
 
 #include "cuda/common/binding.h"
 
 namespace voltserve {
 
-// [tokens, heads, D] with heads and D together and every token 16-byte aligned; -1: any length.
+// Expects [tokens, heads, D], the last two dimensions contiguous and every token 16-byte aligned; -1 means any length.
 inline void expect_tokens(const char* name, const Tensor& tensor, Place place, int64_t tokens, int64_t heads, int64_t head_dim) {
   expect(name, tensor, place, ScalarType::Half, {tokens, heads, head_dim}, Layout::strided);
   const int64_t length = tensor.size(1) * tensor.size(2);
@@ -17,7 +17,7 @@ inline void expect_tokens(const char* name, const Tensor& tensor, Place place, i
                   tensor.stride(1), ", ", tensor.stride(2));
 }
 
-// Strides of a cache in 16 bytes.
+// Strides of a cache, in chunks of 16 bytes.
 struct CacheLayout {
   int block_size, block_chunks, token_chunks, head_chunks;
 

@@ -1,5 +1,8 @@
-// New keys and values into the paged cache: k_cache[slot / block_size][slot % block_size][h] = key[t][h], v_cache likewise, for the
-// slot of token t; a token with a negative slot is padding and goes nowhere. 16 bytes a thread, bits unchanged.
+// New keys and values into the paged cache:
+//
+//     k_cache[slot / block_size][slot % block_size][h] = key[t][h], and v_cache likewise, for the slot of token t
+//
+// A token with a negative slot is padding and is written nowhere. A thread copies 16 bytes; no bit changes.
 #pragma once
 
 #include "cuda/cache/args.h"
@@ -9,9 +12,9 @@ namespace voltserve {
 
 constexpr int kCacheThreads = 256;
 
-// Grid: chunks of all tokens, kCacheThreads at a time.
+// Grid: one thread per 16-byte chunk of key.
 __global__ void __launch_bounds__(kCacheThreads) reshape_and_cache_kernel(const CacheArgs args) {
-  const int chunks = args.kv_heads * args.head_dim / 8;  // of a token
+  const int chunks = args.kv_heads * args.head_dim / 8;  // per token
   const int i = blockIdx.x * kCacheThreads + threadIdx.x, token = i / chunks;
   if (token >= args.tokens) return;
   const int64_t slot = __ldg(args.slots + token);

@@ -1,5 +1,5 @@
-// What every op on CUDA tensors needs beside bindings/arguments.h: its GPU and stream, raw pointers, errors of launches, and
-// scratch memory. Included by cuda/*ops.cpp only.
+// What every op on CUDA tensors needs beside bindings/arguments.h: its GPU and stream, raw pointers, errors of launches, and scratch
+// memory. Included by cuda/*/ops.cpp only.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -36,7 +36,7 @@ inline const Gpu& gpu_of(int index) {
   return known[index] = {index, 10 * major + minor, processors};
 }
 
-// One call of an op: the GPU that the argument `name` is on, current while this lives, and torch's current stream there.
+// One call of an op: the GPU of the argument `name`, which is current while this object lives, and torch's current stream there.
 struct Call {
   const Gpu& gpu;
   const Place place;
@@ -67,7 +67,7 @@ T* data(const Tensor& tensor) {
   return static_cast<T*>(tensor.data_ptr());
 }
 
-// A contiguous tensor of this shape and of x's dtype on the call's GPU. torch::stable::new_empty looks the operator up by its name,
+// A contiguous tensor of this shape, of x's dtype, on the call's GPU. torch::stable::new_empty would look the operator up by name,
 // which takes the host about as long as a launch.
 inline Tensor empty(const Call& call, const Tensor& x, const std::vector<int64_t>& shape) {
   std::vector<int64_t> strides(shape.size());
@@ -81,12 +81,12 @@ inline Tensor empty(const Call& call, const Tensor& x, const std::vector<int64_t
   return Tensor(made);
 }
 
-// What an op may find in its workspace: anything (scratch), or 0xFFFFFFFF everywhere (mailbox), which it must leave so.
+// What an op finds in its workspace: anything (scratch), or 0xFFFFFFFF everywhere (mailbox), which it must restore.
 enum class Use { scratch, mailbox };
 
-// At least `words` of 4 bytes, the same memory for every call on a stream: kernels of one stream never run at the same time. Memory
-// is kept for good, since a captured graph may point at it, and comes from the driver, not from torch: what torch hands out while a
-// graph is captured is filled only when that graph is replayed.
+// At least `words` of 4 bytes. Calls on one stream share the memory, since their kernels never run at the same time. It is never
+// freed, because a captured graph may point at it. It comes from the driver, not from torch: memory that torch hands out during
+// a capture is filled only when the graph is replayed.
 inline void* workspace(const Call& call, Use use, size_t words) {
   struct Kept {
     void* memory = nullptr;
@@ -99,7 +99,7 @@ inline void* workspace(const Call& call, Use use, size_t words) {
   if (kept.memory != nullptr && kept.words >= words) return kept.memory;
 
   Kept grown{nullptr, std::max<size_t>(words, 1)};
-  // Allowed while a stream is captured, and on a stream that waits for no other.
+  // Relaxed mode allows this during a capture; the stream of its own waits for no other.
   cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
   check(cudaThreadExchangeStreamCaptureMode(&mode), "workspace");
   cudaStream_t aside = nullptr;

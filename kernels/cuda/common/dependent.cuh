@@ -1,9 +1,12 @@
-// Kernels that start before the one before them has ended: programmatic dependent launch, from compute capability 9.0 on. What a launch
-// takes, and reading what no kernel writes (weights), then lies behind the kernel before. For older GPUs all of this is nothing.
+// Programmatic dependent launch: from compute capability 9.0 on, a kernel may start before the kernel in front of it has ended.
+// Launch overhead and loads of weights, which no kernel writes, then overlap with the kernel in front. On older GPUs, a V100
+// among them, everything here does nothing.
 //
-// A kernel launched with launch_early() calls wait_for_earlier() in every thread before it reads or writes what any earlier kernel
-// reads or writes, all but constants. Then every kernel before it has ended, since the one before it has waited, too. What earlier
-// kernels wrote is read by load_written(), not __ldg(): the L1 may hold what was there before.
+// Rules for a kernel that is launched with launch_dependent():
+//   1. Every thread calls wait_for_previous() before it reads or writes anything that an earlier kernel writes or reads.
+//      Constants such as weights may be read before.
+//   2. After that call all earlier kernels have ended: the kernel in front made the same call.
+//   3. What earlier kernels wrote is read by load_written(), not by __ldg(): L1 may hold older values.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -13,20 +16,20 @@
 namespace voltserve {
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-constexpr bool kStartsEarly = true;
+constexpr bool kDependentLaunch = true;
 #else
-constexpr bool kStartsEarly = false;
+constexpr bool kDependentLaunch = false;
 #endif
 
-// Until all earlier kernels have ended and what they wrote is seen.
-__device__ inline void wait_for_earlier() {
+// Returns once all earlier kernels have ended and their writes are visible.
+__device__ inline void wait_for_previous() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
 
-// Once every block has said so, the next kernel's blocks take the places that are free.
-__device__ inline void let_next_start() {
+// Once every block has called this, blocks of the next kernel may start on free multiprocessors.
+__device__ inline void allow_next_launch() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
@@ -34,23 +37,23 @@ __device__ inline void let_next_start() {
 
 template <class T>
 __device__ inline T load_written(const T *address) {
-  if constexpr (kStartsEarly) {
+  if constexpr (kDependentLaunch) {
     return *address;
   } else {
     return __ldg(address);
   }
 }
 
-// Waits for `value`, which otherwise nobody needs yet, so that its load comes before what follows: an instruction that runs for one
-// value of it, and then does nothing.
-__device__ inline void need(uint32_t value) {
+// Makes the thread wait until `value` is loaded, although nothing needs it yet, so that its load completes before what follows.
+// The instruction is predicated on one value of it, and does nothing even then.
+__device__ inline void await(uint32_t value) {
   asm volatile("{ .reg .pred p; setp.eq.u32 p, %0, 0x9E3779B9; @p nanosleep.u32 0; }" ::"r"(value));
 }
 
-// Launches KERNEL, which does as said above, early where it was compiled for that.
+// Launches KERNEL, which keeps the rules above: as a dependent launch where it was compiled for 9.0 or later.
 template <auto KERNEL, class... Args>
-cudaError_t launch_early(int blocks, int threads, size_t shared_bytes, cudaStream_t stream, const Args &...args) {
-  static const bool early = [] {
+cudaError_t launch_dependent(int blocks, int threads, size_t shared_bytes, cudaStream_t stream, const Args &...args) {
+  static const bool dependent = [] {
     cudaFuncAttributes attributes{};
     return cudaFuncGetAttributes(&attributes, KERNEL) == cudaSuccess && attributes.ptxVersion >= 90;
   }();
@@ -63,7 +66,7 @@ cudaError_t launch_early(int blocks, int threads, size_t shared_bytes, cudaStrea
   config.dynamicSmemBytes = shared_bytes;
   config.stream = stream;
   config.attrs = &attribute;
-  config.numAttrs = early;
+  config.numAttrs = dependent;
   return cudaLaunchKernelEx(&config, KERNEL, args...);
 }
 

@@ -1,14 +1,17 @@
-// Sums that blocks leave for another one of the same launch, in memory that is 0xFFFFFFFF everywhere before and after. Each element tells
-// by itself that it has come, so nobody waits for a fence or a counter. A block may only wait for blocks before it in the grid,
-// which the GPU started before it. Who reads an element leaves kNotYet behind for the next launch.
+// Partial sums that blocks of one launch hand to another block of the same launch.
+//
+// The memory is 0xFFFFFFFF everywhere before and after a launch. A value other than that has arrived, so no fence and no counter is
+// needed: each element announces itself. The reader writes 0xFFFFFFFF back for the next launch.
+//
+// A block may wait only for blocks with a smaller index. The GPU started those earlier, so waiting cannot deadlock.
 #pragma once
 
 #include <cstdint>
 
 namespace voltserve {
 
-// The bits of a sum that has not come: a NaN that no arithmetic makes.
-constexpr uint32_t kNotYet = 0xFFFFFFFFu;
+// The bits of a value that has not arrived: a NaN that arithmetic never produces.
+constexpr uint32_t kEmpty = 0xFFFFFFFFu;
 
 __device__ inline float4 load_now(const float4 *address) {
   float4 value;
@@ -19,15 +22,15 @@ __device__ inline float4 load_now(const float4 *address) {
   return value;
 }
 
-__device__ inline bool has_come(const float4 &value) {
-  return __float_as_uint(value.x) != kNotYet && __float_as_uint(value.y) != kNotYet && __float_as_uint(value.z) != kNotYet &&
-         __float_as_uint(value.w) != kNotYet;
+__device__ inline bool has_arrived(const float4 &value) {
+  return __float_as_uint(value.x) != kEmpty && __float_as_uint(value.y) != kEmpty && __float_as_uint(value.z) != kEmpty &&
+         __float_as_uint(value.w) != kEmpty;
 }
 
-// Leaves kNotYet.
-__device__ inline void renew(float4 *address) {
-  const float not_yet = __uint_as_float(kNotYet);
-  __stcg(address, make_float4(not_yet, not_yet, not_yet, not_yet));
+// Empties the element for the next launch.
+__device__ inline void clear(float4 *address) {
+  const float empty = __uint_as_float(kEmpty);
+  __stcg(address, make_float4(empty, empty, empty, empty));
 }
 
 }  // namespace voltserve

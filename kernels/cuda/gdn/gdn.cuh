@@ -1,18 +1,17 @@
-// The two ops of a Gated DeltaNet layer (contracts/gdn.h) for one token a request (decoding) and for any number (prefill).
+// The two ops of a Gated DeltaNet layer (contracts/gdn.h), for one token per request (decoding) and for any number (prefill).
 //
-// Everything is computed in fp32 on CUDA cores; no half products, no tensor cores. Per token and head the rule costs 4 D² fused
-// multiply-adds (D = 128: 65,536), whatever order they are done in. The chunked form (WY representation, arXiv 2406.06484) turns
-// most of them into matrix products for mma.m8n8k4, but needs half operands: the state, rounded to fp16 once a chunk. For a prompt of
-// 2048 tokens the scans of the 27B at TP=2 take 8 % of what its linear layers take (computed for a V100,
-// docs/results/v100-27b-computed-2026-11-30.json), so that exactness is worth more than a part of that.
-//
-//   delta_decode   a warp holds 8 rows of S (D columns over D / 4 lanes, 16 bytes each) in registers: S is read and written once,
-//                  which is all that bounds it: 8 D² bytes a head and request.
-//   delta_scan     a block holds 32 rows of S in registers for all tokens of a request: a lane 2 rows by D / 8 columns. q and k,
-//                  normalized, v and the gates of 16 tokens are staged in shared memory, while those of the next 16 are under way.
+//   delta_decode   a warp holds 8 rows of S in registers, D columns over D / 4 lanes with 16 bytes each. S is read and written once,
+//                  8 D^2 bytes per head and request, which is the bound.
+//   delta_scan     a block holds 32 rows of S in registers for all tokens of a request, a lane 2 rows by D / 8 columns. Shared memory
+//                  stages q and k (normalized), v and gates of 16 tokens, while those of the next 16 are on their way.
 //   conv1d         a thread has two neighbouring channels of a segment of the step's tokens.
 //
-// Alignment: x, qkv, y and the convolution's state to 4 bytes a row, S to 16 bytes a slot (checked by ops.cpp).
+// Everything is fp32 on CUDA cores. Per token and head the rule costs 4 D^2 fused multiply-adds (65,536 at D = 128), in whatever order.
+// The chunked form (WY representation, arXiv 2406.06484) would turn most of them into GEMMs for mma.m8n8k4. But it needs fp16
+// operands, so the state would be rounded to fp16 once per chunk. Computed for a V100, the scans of the 27B at TP=2 take 8 % of the
+// time of its linear layers for a prompt of 2048 tokens (docs/results/v100-27b-computed-2026-11-30.json). Exactness is worth more.
+//
+// Alignment, checked by ops.cpp: x, qkv, y and the convolution's state 4 bytes per row, S 16 bytes per slot.
 #pragma once
 
 #include <cuda_fp16.h>
@@ -24,15 +23,15 @@
 namespace voltserve {
 
 constexpr int kConvThreads = 128;
-constexpr int kConvSegment = 32;  // tokens, where a request may have several
+constexpr int kConvSegment = 32;  // tokens, where requests may have several
 
 constexpr int kDecodeWarps = 4;
-constexpr int kDecodeRows = 8;  // of S a lane has a part of
+constexpr int kDecodeRows = 8;  // of S that a lane has a part of
 
 constexpr int kScanThreads = 128;
 constexpr int kScanTokens = 16;  // staged at a time
-constexpr int kScanLanes = 8;    // that share a row
-constexpr int kScanRows = 2;     // a lane has a part of
+constexpr int kScanLanes = 8;    // lanes that share a row
+constexpr int kScanRows = 2;     // rows that a lane has a part of
 constexpr int kScanBlockRows = kScanThreads / kScanLanes * kScanRows;
 
 __device__ inline float silu(float x) { return x / (1.0f + expf(-x)); }
@@ -71,7 +70,7 @@ __device__ inline void update(float4 &s, float decay, float change, const float4
 
 __device__ inline int64_t slot_of(const Requests &requests, int r) { return requests.slots[r * requests.slot_stride]; }
 
-// The last request that starts at token t or before it, and so has it unless t is past the end of all.
+// The last request that starts at or before token t. It owns t, unless t is past the end of all requests.
 __device__ inline int request_of(const Requests &requests, int t) {
   int low = 0, high = static_cast<int>(requests.count) - 1;
   while (low < high) {
@@ -85,11 +84,11 @@ __device__ inline int request_of(const Requests &requests, int t) {
   return low;
 }
 
-// Channels 2 c and 2 c + 1 of one request: its cached inputs, and the sliding window over its tokens.
+// Channels 2 c and 2 c + 1 of one request: cached inputs, and the sliding window over the request's tokens.
 struct ConvChannels {
   float2 tap[kConvTaps], past[kConvTaps];
 
-  __device__ explicit ConvChannels(const uint4 &taps) {  // two channels' four taps
+  __device__ explicit ConvChannels(const uint4 &taps) {  // the four taps of two channels
     const float4 first = wide(make_uint2(taps.x, taps.y)), second = wide(make_uint2(taps.z, taps.w));
     tap[0] = make_float2(first.x, second.x);
     tap[1] = make_float2(first.y, second.y);
@@ -110,8 +109,8 @@ struct ConvChannels {
   }
 };
 
-// Grid: (pairs of channels / kConvThreads, segments of `segment` tokens). A request's first three tokens belong to the segment that
-// has the very first: only they need the cache, which the same thread then overwrites.
+// Grid: (pairs of channels / kConvThreads, segments of `segment` tokens). A request's first three tokens belong to the segment of its
+// first one. Only they read the cache, which the same thread then overwrites.
 __global__ void __launch_bounds__(kConvThreads) conv1d_kernel(Conv1d<half> conv, Requests requests, int tokens, int segment) {
   const int pair = blockIdx.x * kConvThreads + threadIdx.x;
   if (2 * pair >= conv.channels) return;
@@ -142,9 +141,9 @@ __global__ void __launch_bounds__(kConvThreads) conv1d_kernel(Conv1d<half> conv,
         channels.past[j] = __half22float2(kept[j]);
       }
 #pragma unroll
-      for (int j = 0; j < kConvTaps - 1; ++j) {  // the last three inputs once the step is over
+      for (int j = 0; j < kConvTaps - 1; ++j) {  // the last three inputs after the step
         const int source = last - (kConvTaps - 1) + j;
-        const half2 shifted = last - first == 1 ? kept[min(j + 1, kConvTaps - 2)] : kept[kConvTaps - 2];  // by one, or by two
+        const half2 shifted = last - first == 1 ? kept[min(j + 1, kConvTaps - 2)] : kept[kConvTaps - 2];  // by one position, or by two
         state[j * y_stride] = source >= first ? x[source * x_stride] : shifted;
       }
     } else {
@@ -157,17 +156,17 @@ __global__ void __launch_bounds__(kConvThreads) conv1d_kernel(Conv1d<half> conv,
   }
 }
 
-// Grid: (requests x value heads, D / (rows of a block)), one token a request.
+// Grid: (requests x value heads, D / (rows per block)), one token per request.
 template <int D>
 __global__ void __launch_bounds__(32 * kDecodeWarps) delta_decode_kernel(DeltaRule<half> rule, Requests requests) {
-  constexpr int kLanes = D / 4, kTogether = 32 / kLanes;  // of a row; rows that a warp has at a time
+  constexpr int kLanes = D / 4, kTogether = 32 / kLanes;  // lanes per row; rows of a warp at once
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, column = lane % kLanes;
   const int r = blockIdx.x / rule.value_heads, head = blockIdx.x % rule.value_heads;
   const int key_head = head * rule.key_heads / rule.value_heads;
   const int row = (blockIdx.y * kDecodeWarps + warp) * kDecodeRows * kTogether + lane / kLanes;
   half *out = rule.out + (static_cast<int64_t>(r) * rule.value_heads + head) * D;
   const int64_t slot = slot_of(requests, r);
-  if (row >= D) return;  // whole warps
+  if (row >= D) return;  // whole warps leave
   if (slot < 0) {
 #pragma unroll
     for (int i = 0; i < kDecodeRows; ++i) {
@@ -200,7 +199,7 @@ __global__ void __launch_bounds__(32 * kDecodeWarps) delta_decode_kernel(DeltaRu
   }
 }
 
-// What a block has of kScanTokens tokens.
+// A block's part of kScanTokens tokens in shared memory.
 template <int D>
 struct ScanTile {
   float q[kScanTokens][D], k[kScanTokens][D];
@@ -209,16 +208,16 @@ struct ScanTile {
   float decay[kScanTokens], beta[kScanTokens];
 };
 
-// On its way from global memory, in registers: of each warp's tokens q and k, of each thread some of v, of some threads a gate.
+// Loads on their way from global memory, in registers: q and k of each warp's tokens, parts of v in each thread, a gate in some.
 template <int D>
 struct ScanLoad {
   static constexpr int kWarps = kScanThreads / 32, kLanes = D / 4, kTogether = 32 / kLanes;
-  static constexpr int kVectors = 2 * kScanTokens / kWarps / kTogether;  // q and k of a token, both
+  static constexpr int kVectors = 2 * kScanTokens / kWarps / kTogether;  // q and k of each token
   static constexpr int kValues = kScanTokens * kScanBlockRows / kScanThreads;
   uint2 vectors[kVectors];
   half values[kValues], gate;
 
-  // The vector (q or k of a token) that a lane has as its i-th: even ones are q.
+  // A lane's i-th vector, which is q or k of a token; even ones are q.
   __device__ static int vector_of(int i) { return (i * kWarps + threadIdx.x / 32) * kTogether + threadIdx.x % 32 / kLanes; }
 
   __device__ void fetch(const DeltaRule<half> &rule, int head, int first_row, int begin, int end) {
@@ -267,7 +266,7 @@ struct ScanLoad {
 // Grid: (requests x value heads, D / kScanBlockRows).
 template <int D>
 __global__ void __launch_bounds__(kScanThreads) delta_scan_kernel(DeltaRule<half> rule, Requests requests) {
-  constexpr int kParts = D / (4 * kScanLanes);  // of a lane's columns, 4 each: lane + kScanLanes i of the row's float4
+  constexpr int kParts = D / (4 * kScanLanes);  // parts of a lane, 4 columns each: float4 number lane + kScanLanes * i of the row
   __shared__ ScanTile<D> tile;
   const int r = blockIdx.x / rule.value_heads, head = blockIdx.x % rule.value_heads, first_row = blockIdx.y * kScanBlockRows;
   const int begin = requests.starts ? requests.starts[r] : r, end = requests.starts ? requests.starts[r + 1] : r + 1;

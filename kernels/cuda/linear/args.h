@@ -1,4 +1,4 @@
-// Launching the fused linear kernels: plain C++, no CUDA or torch header, so that bindings, tools and tests can include it.
+// Arguments of the fused linear kernels. Plain C++ without CUDA or torch headers, so that bindings, tools and tests can include it.
 #pragma once
 
 #include <cstddef>
@@ -8,7 +8,7 @@ struct __half;
 
 namespace voltserve {
 
-// One call. Pointers are device pointers; see linear.cuh for shapes. `experts` .. `top_k` are for grouped calls only.
+// Pointers are device pointers; linear.cuh gives the shapes. `slots` and what follows are for grouped calls only.
 struct LinearArgs {
   const __half *x;
   const struct uint4 *codes;
@@ -16,7 +16,7 @@ struct LinearArgs {
   const float *row_factor;
   const __half *bias;  // or null
   __half *y;
-  uint32_t *workspace;  // Plan::workspace_words, all 0xFFFFFFFF; so again afterwards
+  uint32_t *workspace;  // Plan::workspace_words words, all 0xFFFFFFFF before and after a call
   int m, n, k;
   int x_stride;  // elements between rows of x, a multiple of 8
   const int *slots;

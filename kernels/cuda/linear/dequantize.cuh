@@ -1,8 +1,11 @@
-// out[r][c] = fp16(e2m1(code) * e4m3(scale) * row_factor) for rows first_row .. of a packed weight (common/layout.cuh), as cuBLAS reads
-// it: row-major [rows, k]. code * scale is exact in fp16; the factor is applied in fp32 and rounded once.
+// Rows of a packed weight (common/layout.cuh) as fp16, in the order that cuBLAS reads: row-major [rows, k].
 //
-// A warp turns one tile of 32 rows by 64 columns at a time; the tile goes through shared memory so that stores are whole
-// 128-byte lines (8 lanes a row). 0.5625 B are read and 2 B written a weight: bound by writing.
+//     out[r][c] = fp16(e2m1(code) * e4m3(scale) * row_factor)      for rows first_row .. of the weight
+//
+// code * scale is exact in fp16. The factor is applied in fp32 and rounded once.
+//
+// A warp expands one tile of 32 rows by 64 columns at a time. The tile passes through shared memory, so that stores are whole
+// 128-byte lines, 8 lanes per row. Bytes per weight: 0.5625 read and 2 written, so writing is the bound.
 #pragma once
 
 #include "cuda/common/layout.cuh"
@@ -14,13 +17,13 @@ constexpr int kDequantizeWarps = 4;
 template <int GROUP>
 __global__ void __launch_bounds__(32 * kDequantizeWarps)
     dequantize_kernel(const uint4 *codes, const uint8_t *scales, const float *row_factor, half *out, int first_row, int rows, int k) {
-  // 8 chunks of 8 halves a row, and one more so that neighbouring rows lie in different banks.
+  // 8 chunks of 8 halves per row, and one of padding so that neighbouring rows lie in different banks.
   __shared__ uint4 staged[kDequantizeWarps][kTileRows][9];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int column_tiles = ceil_div(k, kTileColumns);
   const int column_tile = blockIdx.x * kDequantizeWarps + warp;
   const int tile_row = blockIdx.y;
-  if (column_tile >= column_tiles) return;  // whole warps, and only warps meet below
+  if (column_tile >= column_tiles) return;  // whole warps leave, and below only warps synchronize
 
   LaneTile<GROUP> tile;
   LaneSource<GROUP> source;

@@ -1,24 +1,42 @@
-// y[t][n] = row_factor[n] * sum_k x[t][k] * e2m1(code[n][k]) * e4m3(scale[n][k / group]) + bias[n], straight from the packed
-// weights (common/layout.cuh): the skeleton around the multiplication on tensor cores (mma.cuh).
+// The fused linear layer: NVFP4 weights are expanded inside the GEMM.
 //
-// x fp16 [M, K], rows 16-byte aligned; y fp16 [M, N]; sums in fp32 throughout, so nothing overflows before the last rounding
-// to fp16, whatever x is. Partial sums are added in a fixed order: the same bits on every run.
+//     y[t][n] = row_factor[n] * sum_k x[t][k] * e2m1(code[n][k]) * e4m3(scale[n][k / group]) + bias[n]
 //
-// An output tile is WM*Math::kTokens tokens by WN*Math::kRowTiles*32 rows. Its WM*WN*WK warps walk K in stages of WK tiles of
-// 64 columns: warp (wm, wn, wk) multiplies tile wk of the stage. Activations are in shared memory, double-buffered, several
-// stages at a time where tokens are few; weights go from global memory to the registers of the one lane that uses them, each
-// register refilled for the next stage as soon as it is used, and never touch shared memory.
+//     x        fp16 [M, K], rows 16-byte aligned          y   fp16 [M, N]
+//     weights  packed (common/layout.cuh)                 sums in fp32, rounded to fp16 once, so nothing overflows before
 //
-// All (tile, stage) pairs in a row are cut into one equal run for each block of the grid, so that every multiprocessor gets the same
-// work whatever N is (the stream-K decomposition, Osama et al., arXiv 2301.03598). A tile that one block finishes is
-// written at once; of a tile shared by several, each leaves its sums in the workspace, and the last block adds them up.
+// This file is the skeleton around the multiplication on tensor cores (mma.cuh): staging, prefetch, split of work, final sums.
+// Partial sums are added in a fixed order, so a call gives the same bits every time.
 //
-// Bytes: the weights once, N * K * (1/2 + 1/group); for each 64 rows of them the tokens' activations, from the L2. Of the read
-// ceiling an H200 reaches 26-74 % at M = 1, by layer, where a kernel that only reads as much reaches 48-90 % (2026-11-30, measured,
-// docs/results/cuda-h200-time-2026-11-30.json); a V100 PCIe, computed, 84 % over Qwen3-32B's layers at TP2.
+// A block computes an output tile of WM * Math::kTokens tokens by WN * Math::kRowTiles * 32 rows of W. Its WM * WN * WK warps walk K
+// in stages of WK tiles of 64 columns; warp (wm, wn, wk) multiplies tile wk of each stage:
 //
-// Grouped (mixture of experts): token block b uses expert experts[b]'s weights, and its slot s holds the token
-// slots[b*tokens + s] / top_k (vLLM's moe_align_block_size); y has one row a slot id, [M * top_k, N].
+//                       K: stage 0                    stage 1
+//                    +----------+----------+     +----------+----------+
+//     W rows, wn = 0 |  wk = 0  |  wk = 1  |     |  wk = 0  |  wk = 1  |  ...
+//                    +----------+----------+     +----------+----------+
+//     W rows, wn = 1 |  wk = 0  |  wk = 1  |     |  wk = 0  |  wk = 1  |  ...
+//                    +----------+----------+     +----------+----------+
+//
+// Activations are double-buffered in shared memory, several stages per buffer where tokens are few. Weights never touch shared
+// memory: they go to the registers of the one lane that uses them, and each register is refilled for the next stage as soon as it
+// has been used.
+//
+// Split of work: stream-K (Osama et al., arXiv 2301.03598). All (tile, stage) pairs in order are cut into equal ranges, one per
+// block, so every multiprocessor gets the same work whatever N is:
+//
+//     tile      0 0 0 0 0 | 1 1 1 1 1 | 2 2 2 2 2        3 tiles of 5 stages, 4 blocks
+//     block     a a a a b | b b b c c | c c d d d
+//
+// A tile within one range is written at once. Of a shared tile each block leaves its sums in the workspace, and the tile's last
+// block adds them up in order.
+//
+// Bytes: the weights once, N * K * (1/2 + 1/group); activations come from L2 once per 64 rows of weights. Fraction of the read
+// ceiling at M = 1: measured on an H200 on 2026-11-30, 26-74 % by layer, where a kernel that only reads as many bytes reaches 48-90 %
+// (docs/results/cuda-h200-time-2026-11-30.json); computed for a V100 PCIe, 84 % over Qwen3-32B's layers at TP2.
+//
+// Grouped (mixture of experts): block b of tokens uses the weights of expert experts[b], and its slot s holds token
+// slots[b * tokens + s] / top_k, as vLLM's moe_align_block_size lays them out. y has one row per slot, [M * top_k, N].
 #pragma once
 
 #include "cuda/common/dependent.cuh"
@@ -37,10 +55,10 @@ struct Tile {
   static constexpr int kRows = WN_ * Math::kRowTiles * kTileRows;
   static constexpr int kElements = kTokens * kRows;
   static constexpr int kStageColumns = WK_ * kTileColumns;
-  // Columns of activations in a buffer: those of several stages where tokens are few, so that warps wait for each other seldom.
+  // A buffer holds several stages where tokens are few, so that the block meets at a barrier less often.
   static constexpr int kBufferStages = Math::kTokens <= 4 ? 4 : Math::kTokens <= 8 ? 2 : 1;
   static constexpr int kBufferColumns = kBufferStages * kStageColumns;
-  // One 16-byte chunk more than the columns: eight tokens' equal columns then lie in different banks.
+  // Padded by one 16-byte chunk, so that the same column of eight tokens lies in different banks.
   static constexpr int kStride = kBufferColumns + 8;
   static constexpr int kBufferElements = kTokens * kStride;
   static constexpr int kBufferBytes = kBufferElements * 2;
@@ -50,8 +68,8 @@ struct Tile {
   static constexpr int kSharedBytes = 2 * kBufferBytes > kReduceBytes ? 2 * kBufferBytes : kReduceBytes;
 };
 
-// The work of the grid: tiles in order (rows fastest), stages in each, and the run of them that a block takes: `share` each,
-// the first `extra` blocks one more.
+// The (tile, stage) pairs of the grid in order, rows fastest, and the range of them per block: `share` pairs, and one more for each
+// of the first `extra` blocks.
 struct Work {
   Divisor row_blocks, stages, share, longer_share;
   unsigned extra;
@@ -65,14 +83,14 @@ struct Work {
     extra = total - share.value * blocks;
   }
   __device__ unsigned begin(unsigned block) const { return block * share.value + min(block, extra); }
-  // The block whose run holds (tile, stage) number `unit`.
-  __device__ unsigned owner(unsigned unit) const {
+  // The block whose range holds pair number `pair`.
+  __device__ unsigned owner(unsigned pair) const {
     const unsigned longer = extra * longer_share.value;
-    return unit < longer ? unit / longer_share : extra + (unit - longer) / share;
+    return pair < longer ? pair / longer_share : extra + (pair - longer) / share;
   }
 };
 
-// One output tile: how its tokens map to rows of x and y.
+// One output tile, and which rows of x and y its tokens are.
 template <class T, bool GROUPED>
 struct Target {
   const LinearArgs &args;
@@ -84,7 +102,7 @@ struct Target {
     first_row = (tile - token_block * work.row_blocks.value) * T::kRows;
     if constexpr (GROUPED) expert = __ldg(a.experts + token_block);
   }
-  // The row of y of token `t` of the tile; -1 where there is none.
+  // The row of y for token `t` of the tile, or -1 past the last token.
   __device__ int slot(int t) const {
     if constexpr (GROUPED) {
       const int id = __ldg(args.slots + first_token + t);
@@ -93,7 +111,7 @@ struct Target {
       return first_token + t < args.m ? first_token + t : -1;
     }
   }
-  // The row of x of token `t`; some row where there is no such token.
+  // The row of x for token `t`; any valid row past the last token.
   __device__ int x_row(int t) const {
     if constexpr (GROUPED) {
       return max(slot(t), 0) / args.top_k;
@@ -103,21 +121,21 @@ struct Target {
   }
 };
 
-// What lies right of x for the kernels.
+// Stands in for columns of x past K.
 __device__ constexpr uint4 kZeros = {0, 0, 0, 0};
 
-// Activations of one buffer: global memory to registers (fetch), later to shared memory (store). A thread takes chunks of 8
-// halves of every kTokenStep-th token.
+// Copies activations of one buffer from global memory to registers (fetch), and later to shared memory (store). A thread copies
+// chunks of 8 halves of every kTokenStep-th token.
 template <class T, bool GROUPED>
 struct Stager {
-  static constexpr int kChunks = T::kBufferColumns / 8;  // of a token
+  static constexpr int kChunks = T::kBufferColumns / 8;  // per token
   static constexpr int kTokenStep = T::kThreads / kChunks;
   static constexpr int kRounds = T::kTokens / kTokenStep;
   static_assert(T::kThreads % kChunks == 0 && T::kTokens % kTokenStep == 0);
 
   const half *x;
   int column, first_token;
-  unsigned offset[kRounds];  // of the token's row of x, in elements
+  unsigned offset[kRounds];  // of each token's row of x, in elements
   uint4 held[kRounds];
 
   __device__ explicit Stager(const Target<T, GROUPED> &target) : x(target.args.x) {
@@ -126,10 +144,10 @@ struct Stager {
 #pragma unroll
     for (int i = 0; i < kRounds; ++i) {
       offset[i] = target.x_row(first_token + i * kTokenStep) * target.args.x_stride;
-      if (T::kBufferStages == 1) asm volatile("" : "+r"(offset[i]));  // fetched in every stage: not to be computed in each
+      if (T::kBufferStages == 1) asm volatile("" : "+r"(offset[i]));  // used in every stage, so keep it in a register
     }
   }
-  // K is a multiple of 16: a chunk is inside or outside as a whole.
+  // K is a multiple of 16, so a chunk is inside or outside as a whole.
   __device__ void fetch(int stage, int columns) {
     const int k = stage * T::kStageColumns + column;
     const bool inside = k < columns;
@@ -148,7 +166,7 @@ struct Stager {
   }
 };
 
-// What a row's sum is multiplied by, and what is added: read while the weights are, not when the sum is ready.
+// Row factors and biases of the tile, read along with the weights rather than once the sums are ready.
 template <class T>
 struct RowEnds {
   float factor[T::kRows], bias[T::kRows];
@@ -163,10 +181,8 @@ struct RowEnds {
   }
 };
 
-// Adds what the blocks that share the tile computed and writes y. `each(visit)` calls visit(token, row, value) for the
-// elements the calling thread owns, the same ones in the same order every time.
-//
-// A tile's last block waits for the others' sums (common/mailbox.cuh).
+// Writes y, after adding the sums of all blocks that share the tile. `each(visit)` calls visit(token, row, value) for the elements
+// that the calling thread owns, in the same order every time. The tile's last block waits for the others (common/mailbox.cuh).
 template <class T, bool GROUPED, class Each>
 __device__ void write(const Target<T, GROUPED> &target, const Work &work, unsigned tile, const RowEnds<T> &ends, Each each) {
   const LinearArgs &args = target.args;
@@ -180,7 +196,7 @@ __device__ void write(const Target<T, GROUPED> &target, const Work &work, unsign
     each(store);
     return;
   }
-  // A block has at most two tiles that it shares: the one its run begins in (0), and the one it ends in (1).
+  // A block shares at most two tiles: the one in which its range begins (slice 0), and the one in which it ends (slice 1).
   auto slice = [&](unsigned block) {
     const bool second = block == first && work.begin(block) < tile * work.stages.value;
     return reinterpret_cast<float *>(args.workspace) + static_cast<size_t>(2 * block + second) * T::kElements;
@@ -188,7 +204,7 @@ __device__ void write(const Target<T, GROUPED> &target, const Work &work, unsign
   float *const mine = slice(blockIdx.x);
   each([&](int token, int row, float sum) { __stcg(mine + token * T::kRows + row, sum); });
   if (blockIdx.x != last) return;
-  // Loads of several slices at once: one after the other, their latency would be most of a small product's time.
+  // Slices are loaded eight at a time. One after another, their latency would dominate a small GEMM.
   constexpr int kAtOnce = 8;
   for (int i = 4 * threadIdx.x; i < T::kElements; i += 4 * T::kThreads) {
     float4 sum = make_float4(0, 0, 0, 0);
@@ -202,8 +218,8 @@ __device__ void write(const Target<T, GROUPED> &target, const Work &work, unsign
       }
 #pragma unroll
       for (int s = 0; s < kAtOnce; ++s) {
-        while (!has_come(parts[s])) parts[s] = load_now(four_of(block + s));
-        if (block + s <= last) renew(four_of(block + s));
+        while (!has_arrived(parts[s])) parts[s] = load_now(four_of(block + s));
+        if (block + s <= last) clear(four_of(block + s));
         sum.x += parts[s].x;
         sum.y += parts[s].y;
         sum.z += parts[s].z;
@@ -218,7 +234,7 @@ __device__ void write(const Target<T, GROUPED> &target, const Work &work, unsign
   }
 }
 
-// Refills a lane's weight registers for the next stage, once multiply() has used them. Before stage `limit` there are weights.
+// Refills a lane's weight registers for the next stage once multiply() has used them. There are weights before stage `limit`.
 template <class Weights, int ROW_TILES>
 struct Reload {
   Weights (&tiles)[ROW_TILES];
@@ -238,10 +254,11 @@ __global__ void __launch_bounds__(T::kThreads, MIN_BLOCKS) linear_kernel(const L
   __shared__ RowEnds<T> ends;
 
   const int column_tiles = ceil_div(args.k, kTileColumns), tile_rows = ceil_div(args.n, kTileRows);
-  // Products start early, and have their first weights when the activations come. Experts' routing comes too shortly before them.
+  // As a dependent launch the kernel loads its first weights while the kernel in front still runs. Grouped calls do not: their
+  // routing is written too shortly before.
   [[maybe_unused]] bool first_tile = true;
-  if constexpr (!GROUPED) let_next_start();
-  // How many slots the experts have is known on the GPU only.
+  if constexpr (!GROUPED) allow_next_launch();
+  // Only the GPU knows how many slots the experts have.
   __shared__ Work counted;
   if constexpr (GROUPED) {
     if (threadIdx.x == 0) counted = Work(args.n, args.k, T::kRows, T::kWK, *args.padded_slots / T::kTokens, gridDim.x);
@@ -251,13 +268,14 @@ __global__ void __launch_bounds__(T::kThreads, MIN_BLOCKS) linear_kernel(const L
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int wk = warp % T::kWK, wn = warp / T::kWK % T::kWN, wm = warp / (T::kWK * T::kWN);
 
-  // Backwards: of the tiles that a block shares, the one that others wait for comes first, the one it waits for last.
-  const unsigned run_begin = work.begin(blockIdx.x);
-  for (unsigned run_end = work.begin(blockIdx.x + 1); run_end > run_begin;) {
-    const unsigned tile = (run_end - 1) / work.stages;
-    const int end = run_end - tile * work.stages.value;
-    run_end = max(run_begin, tile * work.stages.value);
-    const int begin = run_end - tile * work.stages.value;
+  // A range is walked backwards. Its last tile, whose sums others wait for, comes first; its first tile, for which this block
+  // waits, comes last.
+  const unsigned range_begin = work.begin(blockIdx.x);
+  for (unsigned range_end = work.begin(blockIdx.x + 1); range_end > range_begin;) {
+    const unsigned tile = (range_end - 1) / work.stages;
+    const int end = range_end - tile * work.stages.value;
+    range_end = max(range_begin, tile * work.stages.value);
+    const int begin = range_end - tile * work.stages.value;
     const Target<T, GROUPED> target(args, work, tile);
 
     Weights weights[kRowTiles];
@@ -267,7 +285,7 @@ __global__ void __launch_bounds__(T::kThreads, MIN_BLOCKS) linear_kernel(const L
     const Reload<Weights, kRowTiles> reload{weights, sources, limit, stage};
 #pragma unroll
     for (int r = 0; r < kRowTiles; ++r) {
-      // Past the last row tile that one is read again, and not written.
+      // Past the last row of tiles that row is read again, and its sums are not written.
       const int tile_row = min(target.first_row / kTileRows + wn * kRowTiles + r, tile_rows - 1);
       const unsigned row = static_cast<unsigned>(target.expert) * tile_rows + tile_row;
       sources[r].seek(args.codes, args.scales, row * column_tiles + begin * T::kWK + wk, lane);
@@ -275,13 +293,13 @@ __global__ void __launch_bounds__(T::kThreads, MIN_BLOCKS) linear_kernel(const L
 #pragma unroll
       for (int h = 0; h < Weights::kHalves; ++h) reload.half(r, h);
     }
-    if constexpr (kStartsEarly && !GROUPED) {
+    if constexpr (kDependentLaunch && !GROUPED) {
       if (first_tile) {
         uint32_t seen = 0;
 #pragma unroll
         for (const Weights &tile_weights : weights) seen ^= tile_weights.all_bits();
-        need(seen);
-        wait_for_earlier();
+        await(seen);
+        wait_for_previous();
       }
       first_tile = false;
     }
@@ -293,7 +311,7 @@ __global__ void __launch_bounds__(T::kThreads, MIN_BLOCKS) linear_kernel(const L
 
     Math math;
     int buffer = 0, lane_offset = (wm * Math::kTokens + Math::token(lane)) * T::kStride + wk * kTileColumns;
-    // As one number where stages are short, or the compiler adds its parts again in each.
+    // One register where stages are short; otherwise the compiler adds the terms again in every stage.
     if (T::kBufferStages > 1) asm volatile("" : "+r"(lane_offset));
 #pragma unroll 1
     while (stage < end) {
@@ -314,7 +332,7 @@ __global__ void __launch_bounds__(T::kThreads, MIN_BLOCKS) linear_kernel(const L
       __syncthreads();
     }
 
-    // A few tokens at a time go through shared memory, where the WK warps' sums meet and rows lie side by side.
+    // Sums go through shared memory a few tokens at a time: there the WK warps' sums are added, and rows lie side by side.
     float *const sums = reinterpret_cast<float *>(shared_bytes);
     write<T>(target, work, tile, ends, [&](auto visit) {
 #pragma unroll

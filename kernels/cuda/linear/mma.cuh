@@ -1,18 +1,23 @@
-// The product on tensor cores: a warp multiplies TOKENS tokens by ROW_TILES tiles of 32 rows. Neither a shuffle nor shared memory for
-// weights: a lane supplies columns of the one row of W that the packed layout has given it.
+// Multiplication on tensor cores: a warp multiplies TOKENS tokens by ROW_TILES tiles of 32 rows of W. Weights need neither a shuffle
+// nor shared memory: a lane supplies columns of the one row of W that the packed layout gave it.
 //
-// Volta, mma.m8n8k4 (HMMA.884): each of a warp's four quad-pairs (lanes 4q..4q+3 and 16+4q..16+4q+3) computes its own 8x8x4
-// product (PTX ISA, "Matrix Fragments for mma.m8n8k4 with .f16"): all share 8 tokens (operand A, row-major) and differ in the
-// 8 rows of W (operand B, column-major), which are its lanes' own. So one instruction does 8 tokens, 32 rows, 4 columns.
+// Volta: mma.m8n8k4 (HMMA.884). Each of a warp's four quad-pairs computes its own 8x8x4 product (PTX ISA, "Matrix Fragments for
+// mma.m8n8k4 with .f16"). All four share operand A, 8 tokens, and differ in operand B, the 8 rows of W that are their lanes' own:
 //
-// From Ampere on, where m8n8k4 is emulated, mma.m16n8k16. Its operand A wants the four lanes of a quad to supply columns of the same
-// row; here they supply 4 columns of four different rows, at four times 4 of the 16 places along k. Operand B undoes that: its
-// column 4s + j is token s at lane j's places and zero at the others', so column 4s + j of D is token s times the row of the
-// quad's lane j. Rows 8..15 of A are a second row tile. So one instruction does 2 tokens, 64 rows, 4 columns, with the loads, the
-// decoding and the order of the sums of Volta's.
+//                    quad-pair 0      1        2        3         lanes of quad-pair q: 4q .. 4q+3 and 16+4q .. 16+4q+3
+//               W:   rows 0-3,16-19  4-7,..   8-11,..  12-15,..   (lane = row)
+//     8 tokens  A    +--------------+--------+--------+--------+
+//     x 4 cols       |   8 x 8      |  8 x 8 |  8 x 8 |  8 x 8 |  one instruction: 8 tokens, 32 rows, 4 columns
+//                    +--------------+--------+--------+--------+
 //
-// Weights are code * 2^-14 times scale * 2^6, so code * scale * 2^-8: a multiple of 2^-18 of at most 10.5 and 6 significant
-// bits, exact in fp16. Products and sums are fp32.
+// Ampere and later emulate m8n8k4, so they use mma.m16n8k16. Its operand A expects the four lanes of a quad to supply columns of one
+// row; here each supplies 4 columns of its own row, at four of the 16 positions along k. Operand B undoes the mix: its column
+// 4s + j holds token s at lane j's positions and zeros elsewhere. So column 4s + j of D is token s times the row of the quad's
+// lane j. Rows 8 .. 15 of A are a second row tile. One instruction does 2 tokens, 64 rows, 4 columns: a quarter of its
+// multiplications count. Loads, decoding and order of sums are the same as on Volta.
+//
+// Numerics: a weight in fp16 is code * 2^-14 times scale * 2^6. That is a multiple of 2^-18, at most 10.5, with 6 significant bits,
+// so it is exact. Products and sums are fp32.
 #pragma once
 
 #include "cuda/common/layout.cuh"
@@ -32,7 +37,7 @@ __device__ inline void mma_m16n8k16(float (&d)[4], half2 a0, half2 a1, half2 a2,
       : "r"(as_bits(a0)), "r"(as_bits(a1)), "r"(as_bits(a2)), "r"(as_bits(a3)), "r"(as_bits(b0)), "r"(as_bits(b1)));
 }
 
-// Sums of a warp: TOKENS tokens by ROW_TILES tiles of 32 rows, and the instructions that add to them.
+// A warp's sums, TOKENS tokens by ROW_TILES tiles of 32 rows, and the instructions that add to them.
 #if __CUDA_ARCH__ >= 800
 template <int TOKENS, int ROW_TILES>
 struct Accumulator {
@@ -40,11 +45,11 @@ struct Accumulator {
   static constexpr int kOperands = ROW_TILES > 2 ? 2 : 4;  // in flight
 
   float sums[kPairs][kTilePairs][4] = {};
-  uint4 operands[kOperands] = {};  // stay zero in lanes that read none
+  uint4 operands[kOperands] = {};  // stay zero in lanes that read nothing
 
   // The token whose activations this lane reads.
   static __device__ int token(int lane) { return lane / 16; }
-  // Adds columns 8 * word .. 8 * word + 7 of a tile: x, its activations in shared memory from the lane's token on, times `weights` of
+  // Adds columns 8 * word .. 8 * word + 7 of a tile: activations `x` in shared memory, from the lane's token on, times `weights` of
   // this lane's rows.
   template <int STRIDE>
   __device__ void add(const half *x, int word, const half2 (&weights)[ROW_TILES][4], int lane) {
@@ -62,7 +67,7 @@ struct Accumulator {
                      : "+r"(b.x), "+r"(b.y), "+r"(b.z), "+r"(b.w)
                      : "r"(from + 2 * (2 * (first + s) * STRIDE + 8 * word)), "r"(reads));
       }
-      // Products that add to the same sums are far apart: each waits for the one before.
+      // Instructions that add to the same sums are kept apart, because each waits for the one before.
 #pragma unroll
       for (int h = 0; h < 4; h += 2) {
 #pragma unroll
@@ -79,7 +84,7 @@ struct Accumulator {
       }
     }
   }
-  // Calls visit(token, row, sum) for this lane's sums of tokens `first` .. `first` + COUNT - 1.
+  // Calls visit(token, row, sum) for this lane's sums of tokens first .. first + COUNT - 1.
   template <int COUNT, class Visit>
   __device__ void each(int first, int lane, Visit visit) const {
 #pragma unroll
@@ -101,7 +106,7 @@ struct Accumulator {
   static constexpr int kTokenTiles = ceil_div(TOKENS, 8), kTile = TOKENS < 8 ? TOKENS : 8;
   float sums[kTokenTiles][ROW_TILES][8] = {};
 
-  // Of fewer than 8 tokens the last stands in for those that are not there.
+  // Where tokens are fewer than 8, the last stands in for the missing ones.
   static __device__ int token(int lane) { return min(lane % 4 + lane / 16 * 4, kTile - 1); }
   template <int STRIDE>
   __device__ void add(const half *x, int word, const half2 (&weights)[ROW_TILES][4], int) {
@@ -115,8 +120,8 @@ struct Accumulator {
         mma_m8n8k4(sums[first + t][r], as_half2(h ? a[t].z : a[t].x), as_half2(h ? a[t].w : a[t].y), weights[r][2 * h],
                    weights[r][2 * h + 1]);
       };
-      // A product waits for the one before on the same sums, so those of other tokens come between. One token tile has no
-      // others; there memory is the bound, and this order takes the fewest registers.
+      // An instruction waits for the one before on the same sums, so those of other tokens come between. With one tile of tokens
+      // there are no others; memory is the bound then, and this order takes the fewest registers.
       constexpr bool kOneTile = kAtOnce == 1;
 #pragma unroll
       for (int i = 0; i < (kOneTile ? ROW_TILES : 2); ++i) {
@@ -128,8 +133,8 @@ struct Accumulator {
       }
     }
   }
-  // Element i of a lane's sums: token (lane&1) + (i&2) + 4*(lane>=16), column c = (i&4) + (lane&2) + (i&1) of quad-pair q's
-  // 8, and column c is the row of W of the c-th lane of the quad-pair.
+  // Element i of a lane's sums is token (lane & 1) + (i & 2) + 4 * (lane >= 16), and column c = (i & 4) + (lane & 2) + (i & 1) of the
+  // quad-pair's 8. Column c is the row of W that belongs to the c-th lane of the quad-pair.
   template <int COUNT, class Visit>
   __device__ void each(int first, int lane, Visit visit) const {
     const int quad = lane % 16 / 4;

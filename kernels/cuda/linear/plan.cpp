@@ -9,25 +9,27 @@
 namespace voltserve {
 namespace {
 
-// As instantiated in linear_mma*.cu; launch_tile() refuses to launch where the two disagree.
+// As instantiated in mma*.cu; launch_tile() refuses to launch where the two disagree.
 constexpr Shape kShapes[] = {
     {"mma2", 2, 64, 128, 4, 5},   {"mma4", 4, 64, 128, 4, 4},   {"mma8", 8, 64, 128, 4, 4},       {"mma16", 16, 64, 128, 4, 3},
     {"mma32", 32, 64, 128, 4, 2}, {"mma64", 64, 64, 128, 2, 2}, {"mma128", 128, 128, 128, 1, 2},
 };
 
-// Above this many tokens, dequantizing once and calling cuBLAS costs less than the fused kernel's slower inner loop. On a V100 that is
-// computed: others saw cuBLAS at 95 TFLOP/s, and a weight takes 3.4 ps to dequantize; the fused kernel does 74 by a count of its
-// instructions (perfmodel/sass_model.py: from M = 560 on), at most 89-98 by their waits (perfmodel/sass_schedule.py: from M = 2400 on). Much
-// earlier after Volta, where a quarter of the fused kernel's multiplications count (mma.cuh).
+// Above this many tokens, dequantizing once and calling cuBLAS is faster than the fused kernel's inner loop.
+//
+// On a V100 this is computed. Others saw cuBLAS at 95 TFLOP/s, and dequantizing takes 3.4 ps per weight. By a count of its instructions
+// the fused kernel reaches 74 TFLOP/s, which loses from M = 560 on (perfmodel/sass_model.py). With their waits it reaches at most 89-98,
+// which loses from M = 2400 on (perfmodel/sass_schedule.py). After Volta the limit is much lower, since only a quarter of the fused
+// kernel's multiplications count (mma.cuh).
 constexpr int kFusedTokens = 768, kFusedTokensAfterVolta = 32;
-// With more tiles than this for each place on the GPU, blocks of one tile each balance well enough and share nothing.
+// With more tiles than this per resident block, one block per tile balances well enough, and no tile is shared.
 constexpr int kWavesUnshared = 4;
-// A shorter run than this many stages costs more in latency and in adding up than another block gains.
+// A range of fewer stages costs more in latency and in adding up than another block gains.
 constexpr int kMinStages = 2;
 
 Variant choose_variant(const Problem &p) {
   if (p.experts > 0) {
-    // Slots spread over experts; a block of few tokens wastes least on padding.
+    // Slots spread over experts, so blocks of few tokens waste least on padding.
     const int per_expert = ceil_div(p.m, p.experts);
     return per_expert <= 8 ? Variant::mma8 : per_expert <= 16 ? Variant::mma16 : per_expert <= 32 ? Variant::mma32 : Variant::mma64;
   }
@@ -39,7 +41,7 @@ Variant choose_variant(const Problem &p) {
   return p.m <= 64 ? Variant::mma64 : Variant::mma128;
 }
 
-// The grid of the plan's variant over `token_blocks` blocks of tokens.
+// Sets the grid for the plan's variant over `token_blocks` blocks of tokens.
 void share_out(Plan &plan, const Problem &p, int token_blocks) {
   const Shape &s = shape(plan.variant);
   plan.path = Path::fused;
@@ -76,7 +78,7 @@ Plan plan(const Problem &p) {
     plan.reason = "many tokens: each weight is used often enough to dequantize tile by tile and call cuBLAS";
     return plan;
   }
-  // Grouped: at worst, every expert that has slots wastes most of a block's.
+  // At worst every expert with slots wastes most of a block.
   const int tokens = shape(plan.variant).tokens;
   share_out(plan, p, p.experts == 0 ? ceil_div(p.m, tokens) : p.m / tokens + std::min(p.m, p.experts));
   return plan;

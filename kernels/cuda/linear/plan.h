@@ -1,5 +1,5 @@
-// Which kernel computes a product, a pure function of the problem and the GPU: no environment variable, no probing, no clock.
-// Plain C++ without CUDA, so it is tested and printed on any machine.
+// Which kernel computes a linear layer: a pure function of the problem and the GPU. No environment variable, no probing and no clock
+// takes part. Plain C++ without CUDA, so any machine can test and print it.
 #pragma once
 
 #include <cstddef>
@@ -11,15 +11,15 @@ struct Problem {
   int group;          // 16 or 32
   int arch;           // compute capability, 70 for V100
   int processors;     // multiprocessors of the GPU
-  int experts;        // 0: one matrix; otherwise grouped, and m counts slots (tokens * top_k)
+  int experts;        // 0: one matrix; otherwise a grouped call, whose m counts slots (tokens * top_k)
 };
 
-// The fused kernels. In the name: the tokens of a block.
+// The fused kernels, named after the tokens per block.
 enum class Variant { mma2, mma4, mma8, mma16, mma32, mma64, mma128, count };
 
 struct Shape {
   const char *name;
-  int tokens, rows, threads, stage_tiles;  // of a block; tiles of 64 columns a stage
+  int tokens, rows, threads, stage_tiles;  // per block; stage_tiles: tiles of 64 columns per stage
   int blocks_per_processor;                // that fit a V100, by registers and shared memory
 };
 
@@ -29,17 +29,17 @@ struct Plan {
   Path path;
   Variant variant;      // of the fused path
   int blocks;           // of the grid
-  int tiles;            // of the output; blocks share them (linear.cuh)
+  int tiles;               // of the output; blocks share them (linear.cuh)
   size_t workspace_words;  // all 0xFFFFFFFF before the first launch
   const char *reason;
 };
 
 const Shape &shape(Variant variant);
 
-// Throws std::invalid_argument naming what does not fit. A grouped problem's `m` counts slots.
+// Throws std::invalid_argument naming what does not fit.
 Plan plan(const Problem &problem);
 
-// The plan of a grouped problem whose slots are already aligned: to `block` slots, in at most `token_blocks` blocks.
+// The plan of a grouped call whose slots are already aligned to `block` slots, in at most `token_blocks` blocks.
 Plan plan_grouped(const Problem &problem, int block, int token_blocks);
 
 }  // namespace voltserve

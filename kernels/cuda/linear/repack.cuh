@@ -1,6 +1,8 @@
-// The canonical layout to the packed one (common/layout.cuh), once, at load. A thread writes one uint4: 32 codes of a row, and the two
-// or one scales of those columns; the sign of a scale goes to its codes. Rows beyond n and columns beyond k become zeros. A NaN among
-// the scales, which the kernels cannot show, is reported: *first_nan becomes 1 + the index of the (some) NaN in `scales`.
+// Canonical codes and scales to the packed layout (common/layout.cuh), once, at load.
+//
+// A thread writes one uint4: 32 codes of a row, and the one or two scales of those columns. A scale's sign moves to its codes. Rows
+// past n and columns past k become zeros. The packed layout cannot represent NaN, so NaN among the scales is reported:
+// *first_nan becomes 1 + the index of one NaN in `scales`.
 #pragma once
 
 #include "cuda/common/layout.cuh"
@@ -19,7 +21,7 @@ __global__ void repack_kernel(const uint8_t *codes, const uint8_t *scales, uint4
   if (tile >= static_cast<size_t>(ceil_div(n, kTileRows)) * column_tiles) return;
 
   const bool row_inside = row < n;
-  uint32_t negative = 0;  // a bit for each group
+  uint32_t negative = 0;  // one bit per group
   for (int i = 0; i < 32 / GROUP; ++i) {
     const int c = column + i * GROUP;
     const bool inside = row_inside && c < k;

@@ -7,14 +7,14 @@
 
 namespace voltserve {
 
-constexpr int kNormThreads = 512;  // of a block at most, which has a row
-constexpr int kNormNumbers = 8;    // of a unit: what a thread reads at once
-constexpr int kNormNumbersOfRanks = 2 * kLineHalves;  // likewise where ranks meet, as two lines
-constexpr int kNormUnits = 4, kNormUnitsOfRanks = 3;  // of a thread at most
+constexpr int kNormThreads = 512;  // the most of a block, which has one row
+constexpr int kNormNumbers = 8;    // per vector: what a thread reads at once
+constexpr int kNormNumbersOfRanks = 2 * kLineHalves;  // the same where ranks meet, as two lines
+constexpr int kNormVectors = 4, kNormVectorsOfRanks = 3;  // the most per thread
 constexpr int kMaxHidden = 16384;
 
 struct NormArgs {
-  ReduceArgs reduce;     // x and y fp16 [rows, hidden]; ranks: below 2, x is the sum already and nothing else of it is used
+  ReduceArgs reduce;     // x and y fp16 [rows, hidden]; with fewer than 2 ranks x is the sum, and only x and y are used
   __half *residual;      // [rows, hidden], to which x is added; null: none
   const __half *weight;  // [hidden]
   int rows, hidden;
@@ -22,11 +22,10 @@ struct NormArgs {
 };
 
 struct NormPlan {
-  int units, threads;  // of a thread, of a row's block
+  int vectors, threads;  // vectors per thread, threads per row
 };
 
-// For `rows` rows of `hidden` numbers, and the ranks of an all-reduce or fewer than 2 for none. Throws std::invalid_argument naming
-// what does not fit.
+// For `rows` rows of `hidden` numbers; fewer than 2 `ranks` mean no all-reduce. Throws std::invalid_argument naming what does not fit.
 NormPlan plan_norm(int rows, int hidden, int ranks);
 
 }  // namespace voltserve

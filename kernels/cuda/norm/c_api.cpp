@@ -14,7 +14,7 @@ const char *voltserve_norm_structs() {
       describe("NormArgs", sizeof(NormArgs),
                {AT(NormArgs, reduce), AT(NormArgs, residual), AT(NormArgs, weight), AT(NormArgs, rows), AT(NormArgs, hidden),
                 AT(NormArgs, eps)}) +
-      describe("NormPlan", sizeof(NormPlan), {AT(NormPlan, units), AT(NormPlan, threads)});
+      describe("NormPlan", sizeof(NormPlan), {AT(NormPlan, vectors), AT(NormPlan, threads)});
   return text.c_str();
 }
 

@@ -14,7 +14,7 @@ namespace {
 using namespace voltserve;
 
 Tensor all_reduce_rms_norm(Tensor x, std::optional<Tensor> residual, Tensor weight, double eps, std::vector<int64_t> to,
-                           std::vector<int64_t> from, std::optional<Tensor> turns, int64_t rank, double limit,
+                           std::vector<int64_t> from, std::optional<Tensor> epochs, int64_t rank, double limit,
                            std::optional<Tensor> late) {
   const Call call("x", x);
   expect("weight", weight, call.place, ScalarType::Half, {-1});
@@ -34,7 +34,7 @@ Tensor all_reduce_rms_norm(Tensor x, std::optional<Tensor> residual, Tensor weig
 
   NormArgs args{};
   NormPlan plan{};
-  if (turns) args.reduce = places(call, to, from, *turns, rank, limit, late);
+  if (epochs) args.reduce = places(call, to, from, *epochs, rank, limit, late);
   try {
     plan = plan_norm(static_cast<int>(rows), static_cast<int>(hidden), args.reduce.ranks);
   } catch (const std::invalid_argument& error) {

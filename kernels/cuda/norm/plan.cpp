@@ -19,8 +19,8 @@ NormPlan plan_norm(int rows, int hidden, int ranks) {
     const int most = std::min<int>(kReduceBlocks, kMaxReduceData / 2 / hidden);
     expect(rows <= most, "rows", "at most " + std::to_string(most) + " of ranks", rows);
   }
-  const int units = ceil_div(hidden, reduce ? kNormNumbersOfRanks : kNormNumbers), each = ceil_div(units, kNormThreads);
-  return {each, ceil_div(ceil_div(units, each), 32) * 32};
+  const int vectors = ceil_div(hidden, reduce ? kNormNumbersOfRanks : kNormNumbers), each = ceil_div(vectors, kNormThreads);
+  return {each, ceil_div(ceil_div(vectors, each), 32) * 32};
 }
 
 }  // namespace voltserve

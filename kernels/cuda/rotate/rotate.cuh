@@ -1,16 +1,18 @@
-// Query, key and value on their way from the product that made them to attention, as one kernel:
+// Query, key and value on their way from the GEMM that made them to attention, as one kernel:
 //
-//     q, k = x / sqrt(mean(x^2) + eps) * weight    of each head, where the model has such norms
-//     q, k = a cos - b sin, b cos + a sin          of pairs (a, b) of the first `rotated` dimensions, by the token's position
-//     q stays where it is; k and v go to their slots of the paged cache
+//     q, k = x / sqrt(mean(x^2) + eps) * weight    per head, where the model has such norms
+//     q, k = a cos - b sin, b cos + a sin          for pairs (a, b) of the first `rotated` dimensions, by the token's position
+//     q is overwritten in place; k and v go to their slots of the paged cache
 //
-// head_dim a multiple of 8, at most 256; rotated a multiple of 4. Rounding is that of vLLM's ops, one after another: fp16 of x / sqrt(…),
-// of that times weight, of each product of the rotation, and of their sum. Squares are summed in fp32, a lane's, then a warp's.
+// head_dim is a multiple of 8, at most 256; rotated is a multiple of 4. Rounding is that of vLLM's separate ops: to fp16 after the
+// division, after the multiplication by weight, after each product of the rotation, and after their sum. Squares are summed in
+// fp32, per lane, then per warp.
 //
-// A warp has a head of a token. Lane l holds dimensions 2 l, 2 l + 1, and 64 further on and so forth, and loads what they are paired
-// with a second time instead of asking another lane: all loads are under way at once, and none comes from memory twice.
+// A warp has one head of one token. Lane l holds dimensions 2 l, 2 l + 1, then the pair 64 further on, and so forth. It also loads the
+// dimensions that its own are paired with, instead of asking another lane. So all loads are in flight at once; the second load of a
+// number hits the cache.
 //
-// Bytes: 2 heads of q, k and v each, once in and once out: at few tokens the kernel's time is a launch and three trips to the L2.
+// Bytes: q, k and v once in and once out. At few tokens the kernel takes a launch and three trips to L2.
 #pragma once
 
 #include "cuda/common/dependent.cuh"
@@ -27,18 +29,18 @@ __device__ inline half2 normalized(half2 x, half2 weight, float factor) {
   return __hmul2_rn(__floats2half2_rn(value.x * factor, value.y * factor), weight);
 }
 
-// kPairs: pairs of dimensions of a lane, for heads of at most 64 kPairs. kHalves: RotateArgs::halves; kNorms: with weights.
-// Grid: the heads of all tokens, a warp each.
+// kPairs: pairs of dimensions per lane, for heads of at most 64 kPairs. kHalves: RotateArgs::halves. kNorms: with weights.
+// Grid: one warp per head of each token.
 template <int kPairs, bool kHalves, bool kNorms>
 __global__ void __launch_bounds__(kRotateThreads) rotate_kernel(const RotateArgs args) {
-  let_next_start();
+  allow_next_launch();
   const int lane = threadIdx.x % 32, heads = args.q_heads + 2 * args.kv_heads;
   const int unit = blockIdx.x * kRotateWarps + threadIdx.x / 32, token = unit / heads, head = unit - token * heads;
-  wait_for_earlier();
+  wait_for_previous();
   if (token >= args.tokens) return;
   const bool query = head < args.q_heads, value = head >= args.q_heads + args.kv_heads;
   const int kv_head = head - args.q_heads - (value ? args.kv_heads : 0), pairs = args.head_dim / 2;
-  // Slots fit 32 bits, as the caches' 16-byte chunks do.
+  // Slots fit 32 bits, because the caches' 16-byte chunks do.
   const int slot = query ? 0 : token < args.cached ? static_cast<int>(load_written(args.slots + token)) : -1;
   const size_t position = value ? 0 : load_written(args.positions + token);
 
@@ -62,7 +64,7 @@ __global__ void __launch_bounds__(kRotateThreads) rotate_kernel(const RotateArgs
     own_weight[c] = __ldg(weight + i);
     if (kHalves) other_weight[c] = __ldg(weight + partner(i));
   }
-  // By now the position is known: cos and sin of each dimension's angle.
+  // The position has arrived by now: cos and sin of each dimension's angle.
   const __half *const cosines = args.cos_sin + position * args.rotated, *const sines = cosines + args.rotated / 2;
   half2 cosine[kPairs], sine[kPairs];
 #pragma unroll
@@ -104,7 +106,7 @@ __global__ void __launch_bounds__(kRotateThreads) rotate_kernel(const RotateArgs
                        static_cast<int64_t>(kv_head) * args.head_chunks;
     to = reinterpret_cast<half2 *>(reinterpret_cast<uint4 *>(value ? args.v_cache : args.k_cache) + at);
   }
-  __syncwarp();  // q is read by other lanes, too, before it is overwritten
+  __syncwarp();  // other lanes have read q before it is overwritten
 #pragma unroll
   for (int c = 0; c < kPairs; ++c) {
     const int i = lane + 32 * c;

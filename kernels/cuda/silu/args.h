@@ -1,4 +1,4 @@
-// silu(gate) * up: plain C++, no CUDA or torch header, as linear/args.h.
+// Arguments of silu(gate) * up. Plain C++ without CUDA or torch headers, as linear/args.h.
 #pragma once
 
 struct __half;

@@ -6,7 +6,7 @@ namespace voltserve {
 
 cudaError_t launch_silu_and_mul(const SiluArgs &args, cudaStream_t stream) {
   const int blocks = ceil_div(args.m * (args.n / kSiluChunk), kSiluThreads);
-  return launch_early<silu_and_mul_kernel>(blocks, kSiluThreads, 0, stream, args);
+  return launch_dependent<silu_and_mul_kernel>(blocks, kSiluThreads, 0, stream, args);
 }
 
 }  // namespace voltserve

@@ -1,7 +1,7 @@
-// y[t][i] = silu(x[t][i]) * x[t][n + i], the gate of a feed-forward layer.
+// The gate of a feed-forward layer: y[t][i] = silu(x[t][i]) * x[t][n + i].
 //
-// silu in fp32, rounded to fp16 before the product, as vLLM's kernel and PyTorch round it: steps are the same text with either. 16
-// bytes of y a thread.
+// silu is computed in fp32 and rounded to fp16 before the multiplication, as vLLM's kernel and PyTorch do, so texts are the same with
+// either. A thread writes 16 bytes of y.
 #pragma once
 
 #include "cuda/common/dependent.cuh"
@@ -18,11 +18,11 @@ __device__ inline half2 silu_and_mul(half2 gate, half2 up) {
   return __hmul2(__floats2half2_rn(silu(x.x), silu(x.y)), up);
 }
 
-// Grid: chunks of all tokens, kSiluThreads at a time.
+// Grid: one thread per 16-byte chunk of y.
 __global__ void __launch_bounds__(kSiluThreads) silu_and_mul_kernel(const SiluArgs args) {
-  let_next_start();
+  allow_next_launch();
   const int chunks = args.n / kSiluChunk, i = blockIdx.x * kSiluThreads + threadIdx.x, token = i / chunks;
-  wait_for_earlier();
+  wait_for_previous();
   if (token >= args.m) return;
   const uint4 *const x = reinterpret_cast<const uint4 *>(args.x) + i + static_cast<size_t>(token) * chunks;
   uint4 gate = load_written(x);

@@ -40,7 +40,7 @@ def test_every_row_of_a_key_head_has_a_place_in_a_decoding_block(
     assert shape.head_dim == head_dim
     assert plan.partial_rows == rows
     # Who comes last is found for each group of runs, key head and block of rows, three times at most.
-    assert plan.arrival_words == 3 * plan.units * kv_heads * plan.row_blocks
+    assert plan.arrival_words == 3 * plan.splits * kv_heads * plan.row_blocks
 
 
 @pytest.mark.parametrize("requests", [1, 2, 7, 8, 32, 255])
@@ -51,14 +51,14 @@ def test_runs_fill_the_gpu_and_each_request_has_one(
     plan = step(attention, requests, q_heads=q_heads, kv_heads=kv_heads)
     assert plan.decode is not None
     places = 80 * plan.decode.blocks_per_processor // kv_heads
-    assert plan.units == (places if requests <= places // 2 else requests + places // 2)
+    assert plan.splits == (places if requests <= places // 2 else requests + places // 2)
 
 
 def test_a_plan_does_not_know_lengths_so_captured_graphs_stay_right(attention: AttentionLibrary) -> None:
     """There is nothing in the problem that says how full the cache is."""
     assert step(attention) == step(attention)
     plan = step(attention)
-    assert plan.partial_floats == plan.units * 4 * plan.partial_rows * (128 + 2)
+    assert plan.partial_floats == plan.splits * 4 * plan.partial_rows * (128 + 2)
 
 
 @pytest.mark.parametrize("head_dim", HEAD_SIZES)

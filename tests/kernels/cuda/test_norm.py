@@ -20,14 +20,14 @@ def native(build: Path) -> NormLibrary:
 @pytest.mark.parametrize(("ranks", "numbers"), [(1, 8), (2, 14), (8, 14)])
 def test_a_block_has_room_for_every_row_and_no_idle_warp(native: NormLibrary, ranks: int, numbers: int) -> None:
     for hidden in range(8, 16_384 + 8, 8):
-        units, threads = native.plan(1, hidden, ranks)
+        vectors, threads = native.plan(1, hidden, ranks)
         assert threads % 32 == 0
         assert threads <= THREADS
-        assert units <= (UNITS if ranks == 1 else UNITS_OF_RANKS)
+        assert vectors <= (UNITS if ranks == 1 else UNITS_OF_RANKS)
         needed = -(-hidden // numbers)
-        assert needed <= units * threads
-        assert (units - 1) * THREADS < needed
-        assert units * (threads - 32) < needed
+        assert needed <= vectors * threads
+        assert (vectors - 1) * THREADS < needed
+        assert vectors * (threads - 32) < needed
 
 
 def test_rows_are_limited_where_ranks_meet(native: NormLibrary) -> None:
@@ -53,13 +53,13 @@ def test_what_does_not_fit_is_named(native: NormLibrary, problem: tuple[int, int
         native.plan(*problem)
 
 
-@pytest.mark.parametrize("units", range(1, UNITS_OF_RANKS + 1))
-def test_all_lines_are_asked_for_before_one_is_waited_for(sass: dict[str, list[Instruction]], units: int) -> None:
-    """A line's data and turn travel in one access: two lines a unit, in one loop that looks for all of them."""
-    (code,) = [code for name, code in sass.items() if f"norm_kernel<(int){units}, (bool)1>" in name]
+@pytest.mark.parametrize("vectors", range(1, UNITS_OF_RANKS + 1))
+def test_all_lines_are_asked_for_before_one_is_waited_for(sass: dict[str, list[Instruction]], vectors: int) -> None:
+    """A line's data and epoch travel in one access: two lines a vector, in one loop that looks for all of them."""
+    (code,) = [code for name, code in sass.items() if f"norm_kernel<(int){vectors}, (bool)1>" in name]
     names = [i.name for i in code]
-    assert names.count("LDG.E.128.STRONG.SYS") == 2 * units
-    assert names.count("STG.E.128.STRONG.SYS") >= 2 * units + 1  # of the row, and renewed places
+    assert names.count("LDG.E.128.STRONG.SYS") == 2 * vectors
+    assert names.count("STG.E.128.STRONG.SYS") >= 2 * vectors + 1  # of the row, and renewed places
     assert not any(name.startswith("MEMBAR") for name in names)
 
 
@@ -71,12 +71,12 @@ def test_the_usual_widths_are_few_instructions(sass: dict[str, list[Instruction]
     assert len(alone) <= 360
 
 
-@pytest.mark.parametrize("units", range(1, UNITS + 1))
-def test_without_ranks_rows_move_in_whole_vectors(sass: dict[str, list[Instruction]], units: int) -> None:
-    (code,) = [code for name, code in sass.items() if f"norm_kernel<(int){units}, (bool)0>" in name]
+@pytest.mark.parametrize("vectors", range(1, UNITS + 1))
+def test_without_ranks_rows_move_in_whole_vectors(sass: dict[str, list[Instruction]], vectors: int) -> None:
+    (code,) = [code for name, code in sass.items() if f"norm_kernel<(int){vectors}, (bool)0>" in name]
     names = [i.name for i in code]
-    assert sum(name.startswith("LDG.E.128") for name in names) == 3 * units
-    assert sum(name.startswith("STG.E.128") for name in names) == 2 * units
+    assert sum(name.startswith("LDG.E.128") for name in names) == 3 * vectors
+    assert sum(name.startswith("STG.E.128") for name in names) == 2 * vectors
 
 
 def test_a_rows_block_fits_a_v100s_processor_and_keeps_its_row_in_registers(build: Path) -> None:
@@ -86,7 +86,7 @@ def test_a_rows_block_fits_a_v100s_processor_and_keeps_its_row_in_registers(buil
         r"norm_kernelILi(\d)ELb(\d)E\w*' for 'sm_70'.*?(\d+) bytes spill loads.*?Used (\d+)", report, re.DOTALL
     )
     assert len(found) == UNITS + UNITS_OF_RANKS
-    for units, reduce, spilled, registers in found:
+    for vectors, reduce, spilled, registers in found:
         assert THREADS * int(registers) <= 65536
-        allowed = 192 if reduce == "1" and int(units) == UNITS_OF_RANKS else 0
-        assert int(spilled) <= allowed, f"{units} units, reduce={reduce}"
+        allowed = 192 if reduce == "1" and int(vectors) == UNITS_OF_RANKS else 0
+        assert int(spilled) <= allowed, f"{vectors} vectors, reduce={reduce}"
