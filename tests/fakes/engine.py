@@ -52,6 +52,8 @@ class Start:
     fail_first: int = 0  # so many starts end in an error
     hang: bool = False  # never listen
     refuse: bool = False  # completions answer 500
+    not_finite: bool = False  # the first completion's log-probabilities are NaN
+    repeat: bool = False  # print what clients send, in every way in which vLLM's processes do
     pooling: bool = False  # no completions, only embeddings
     judge: bool = False  # requests that do not fit the gateway's OpenAPI document are refused
     odd: bool = False  # log-probabilities as of a model that says one thing only
@@ -70,6 +72,7 @@ class Answer:
     word: str = "字"  # what each token's text begins with
     score: float = -1.0  # the log-probability of each token of an echoed prompt
     kill_after: int | None = None  # SIGKILL to ourselves after so many tokens
+    fault: tuple[str, str] | None = None  # told before that: an exception's type and message
     half_event: bool = False  # the last token before the kill is cut in the middle
 
 
@@ -146,6 +149,10 @@ class FakeEngine:
     async def complete(self, request: Request) -> Response:
         body = {"model": self.names[0], **await request.json()}  # vLLM too takes it for the only model
         self.stats["headers"] = dict(request.headers)
+        if self.start.repeat:
+            repeat(str({**body, "headers": dict(request.headers)}))
+            for text in strings_of(body):
+                repeat(text)
         if self.start.refuse:
             return JSONResponse({"error": {"message": "no kernel image", "code": 500}}, 500)
         if body["model"] not in self.names:
@@ -175,6 +182,9 @@ class FakeEngine:
         if body.get("logprobs") and not chat:
             tokens = ["字"] * 12 if self.start.odd else text.split()
             choice["logprobs"] = {"tokens": tokens, "token_logprobs": [-0.01] * len(tokens)}
+            if self.start.not_finite:  # as the real one: JSON has no NaN
+                message = "Out of range float values are not JSON compliant"
+                return JSONResponse({"error": {"message": message, "code": 400}}, 400)
         if body.get("echo"):
             choice["logprobs"] = {"token_logprobs": [None, *[answer.score] * len(str(body["prompt"]).split())]}
         if body.get("return_token_ids"):
@@ -190,6 +200,8 @@ class FakeEngine:
             answer.delay + (0 if index else answer.first_delay)
         )  # also lets what was written before leave the process
         if index == answer.kill_after:
+            if answer.fault:
+                progress.fault(*answer.fault)
             os.kill(os.getpid(), signal.SIGKILL)
         self.stats["tokens"] += 1
         return f"{answer.word}{index} "
@@ -213,6 +225,23 @@ class FakeEngine:
         finally:
             self.stats["running"] -= 1
             self.stats["finished" if ended else "aborted"] += 1
+
+
+def strings_of(value: Any) -> list[str]:
+    """All texts in a JSON value, as they are."""
+    if isinstance(value, dict):
+        return [text for key, item in value.items() for text in (key, *strings_of(item))]
+    if isinstance(value, list):
+        return [text for item in value for text in strings_of(item)]
+    return [value] if isinstance(value, str) else []
+
+
+def repeat(text: str) -> None:
+    """Prints a client's text as vLLM does: a refused request's traceback, the requests of a step that failed."""
+    heads = ("(APIServer pid=1) ", "(APIServer pid=1) ERROR 12-01 03:50:00 [serving.py:1] ")
+    for head in (*heads, "(EngineCore pid=2) ERROR 12-01 03:50:00 [dump_input.py:79] Dumping scheduler output: "):
+        print("\n".join(f"{head}{line}" for line in text.split("\n")), flush=True)
+        print(f"{head}ValueError: {text}".replace("\n", f"\n{head}"), flush=True)
 
 
 def _not_found(message: str) -> Response:

@@ -10,10 +10,11 @@ from server.decisions import Decision
 from server.devices import Device, Devices
 from server.errors import PreflightError
 from tests.quant.checkpoints import write_model
+from tests.server.conftest import NO_TENSORS
 
 
 def test_a_whole_model_directory_passes(model: Path) -> None:
-    (model / "b.safetensors").write_bytes(b"x")
+    (model / "b.safetensors").write_bytes(NO_TENSORS)
     (model / preflight.INDEX).write_text(json.dumps({"weight_map": {"a": "model.safetensors", "b": "b.safetensors"}}))
     preflight.check_model(model)
 
