@@ -160,7 +160,8 @@ def _check_alive(process: "subprocess.Popen[bytes]", log: Path) -> None:
     told = [record for record in records if record.get("event") == "diagnosis"]
     if told:
         words = "; ".join(str(record["line"]) for record in records if record.get("event") == LAST_WORDS)
-        found = {"title": told[-1]["what"], "cause": told[-1]["cause"], "remedy": [told[-1]["remedy"]]}
+        docs = str(told[-1]["see"])
+        found = {"id": docs.partition("#")[2], "title": told[-1]["what"], "remedy": [told[-1]["remedy"]], "docs": docs}
         raise ServiceFailedError(f"serve ended with exit code {code}: {words}", found)
     last = "\n".join(map(_event, lines[-LAST_LINES:]))
     raise ServiceFailedError(f"serve ended with exit code {code}: {last}")
