@@ -1,7 +1,8 @@
-"""Weights that are no numbers, and 16-bit weights that do not fit into float16: bfloat16 reaches 3.4e38, float16 65,504.
+"""Weights that are no numbers, and 16-bit weights that float16 cannot hold: bfloat16 reaches 3.4e38, float16 65,504.
 
-NaN or infinity in one tensor makes every output NaN, so the first request would end an engine that came up. in float16, so bfloat16 and float32 tensors of a checkpoint are cast at load. What rounds, or is too small for a normal
-number, is as near as float16 comes; what becomes infinite is as bad as NaN.
+NaN or infinity in one tensor makes every output NaN: the engine would come up, and its first request end it. Volta
+computes in float16, so bfloat16 and float32 tensors of a checkpoint are cast at load. What rounds, or is too small for
+a normal number, is as near as float16 comes; what becomes infinite is as bad as NaN.
 """
 
 import torch
@@ -23,8 +24,8 @@ _E4M3 = (torch.float8_e4m3fn,)
 _INPUT_SCALES = (compressed_tensors.LAYOUT.input_scale, modelopt.LAYOUT.input_scale)
 _UNUSED = tuple(f".{suffix}" for suffix in (*_INPUT_SCALES, *KV_SCALES))
 _DAMAGED = (
-    "`voltserve verify DIR` names every such tensor. Download its file again; if its source holds the same, the model is "
-    "damaged: take another export"
+    "`voltserve verify DIR` names every such tensor. Download its file again; if its source holds the same, take "
+    "another export of the model"
 )
 _REMEDY = (
     "Serve another export of the model, or one whose tensor was scaled to fit. On a CPU --dtype float32 holds it, and "
@@ -62,7 +63,11 @@ class OverflowCheck:
                 self._too_large.append(f"{name} ({file}): expected values within ±65,504, got {largest:g} in {stored}")
 
     def judge(self, model: nn.Module) -> None:
-        """Raises QuantError naming the tensors at fault, if the model holds one: some it does not load, or in float32."""
+        """Checks what the model holds: some tensors it does not load, some it keeps in float32.
+
+        Raises:
+            QuantError: names the tensors at fault.
+        """
         if self._not_finite and any(not _finite(parameter) for parameter in model.parameters()):
             raise QuantError(_some(self._not_finite), _DAMAGED)
         if self._too_large and any(

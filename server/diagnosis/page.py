@@ -15,9 +15,9 @@ says which it is: in the log, in `/health` under `diagnosis`, and in the exit co
 while the engine is down. `voltserve doctor` finds many of these causes before a start, `voltserve plan DIR` those that
 are a matter of memory. The first entry below that matches is the diagnosis.
 
-A start that fails is tried again after 1, 2, 4 … 60 s, five times at most. Where another start would end the same, it is
-not: `voltserve serve` then ends at once with the exit code, or goes on while another engine of `--engines` may work. An
-engine that has worked is always started again.
+A start that fails is tried again after 1, 2, 4 … 60 s, five times at most. Where another start would end the same, it
+is not: `voltserve serve` then ends at once with the exit code, or goes on while another engine of `--engines` may work.
+An engine that has worked is always started again.
 
 Compose's `restart: unless-stopped` starts the container again whatever the exit code, with up to a minute between two
 starts. `docker compose ps` then shows `Restarting (65)`, the container's log the diagnosis; `docker compose stop` ends

@@ -47,21 +47,24 @@ def broken(tmp_path: Path) -> Path:
     return Path(shutil.copytree(ROOT / MODEL, tmp_path / "model"))
 
 
-def change(model: Path, name: str, value: float) -> None:
+def change(model: Path, name: str, where: slice, value: float) -> None:
     file = model / "model.safetensors"
     with safe_open(file, "pt") as opened:
         metadata = opened.metadata()
     tensors = load_file(file)
-    tensors[name] = tensors[name].clone()
-    tensors[name].view(-1)[5] = torch.tensor(value).to(tensors[name].dtype)
+    changed = tensors[name].float()
+    changed.view(-1)[where] = value
+    tensors[name] = changed.to(tensors[name].dtype)
     save_file(tensors, file, metadata)
 
 
 @pytest.mark.parametrize(
-    "name", ["model.layers.3.input_layernorm.weight", "model.layers.7.mlp.down_proj.weight_scale"], ids=["norm", "scale"]
+    "name",
+    ["model.layers.3.input_layernorm.weight", "model.layers.7.mlp.down_proj.weight_scale"],
+    ids=["norm", "scale"],
 )
 def test_weights_that_are_no_numbers_end_the_first_start_and_are_named(tmp_path: Path, broken: Path, name: str) -> None:
-    change(broken, name, torch.nan)
+    change(broken, name, slice(5, 6), torch.nan)
     code, text, starts = ended(broken, tmp_path / "log")
     assert (code, starts) == (65, 1), text[-4000:]
     assert f"{name} (model.safetensors): expected finite values, got nan" in text
@@ -69,8 +72,7 @@ def test_weights_that_are_no_numbers_end_the_first_start_and_are_named(tmp_path:
 
 
 def test_values_that_become_infinite_on_their_way_end_the_first_start(tmp_path: Path, broken: Path) -> None:
-    change(broken, "model.norm.weight", 3e38)  # finite in bfloat16 and float32, but not what comes of it
-    change(broken, "model.layers.29.post_attention_layernorm.weight", 3e38)
+    change(broken, "model.norm.weight", slice(None), 3e38)  # times a normalized value above 1.2 it is infinite
     code, text, starts = ended(broken, tmp_path / "log")
     assert (code, starts) == (65, 1), text[-4000:]
     assert "came up, but does not work: the model's outputs are not finite" in text

@@ -113,7 +113,9 @@ def test_fp8_that_is_not_finite_is_named(tmp_path: Path, load: Any, byte: int, n
     tensor = torch.arange(8, dtype=torch.uint8)
     tensor[5] = byte
     save_file({f"a.{name}": tensor.view(torch.float8_e4m3fn)}, tmp_path / "model.safetensors")
-    with pytest.raises(QuantError, match=rf"a\.{name} \(model\.safetensors\): expected finite values, got nan in float8"):
+    with pytest.raises(
+        QuantError, match=rf"a\.{name} \(model\.safetensors\): expected finite values, got nan in float8"
+    ):
         load(tmp_path, Casting(torch.float8_e4m3fn), torch.float16)
 
 

@@ -51,8 +51,7 @@ class Start:
     load_seconds: float = 0.0
     fail_first: int = 0  # so many starts end in an error
     hang: bool = False  # never listen
-    refuse: bool = False  # completions answer 500
-    not_finite: bool = False  # the first completion's log-probabilities are NaN
+    refusal: tuple[int, str] | None = None  # status and message with which completions are answered
     repeat: bool = False  # print what clients send, in every way in which vLLM's processes do
     pooling: bool = False  # no completions, only embeddings
     judge: bool = False  # requests that do not fit the gateway's OpenAPI document are refused
@@ -150,11 +149,10 @@ class FakeEngine:
         body = {"model": self.names[0], **await request.json()}  # vLLM too takes it for the only model
         self.stats["headers"] = dict(request.headers)
         if self.start.repeat:
-            repeat(str({**body, "headers": dict(request.headers)}))
-            for text in strings_of(body):
-                repeat(text)
-        if self.start.refuse:
-            return JSONResponse({"error": {"message": "no kernel image", "code": 500}}, 500)
+            repeat_all({**body, "headers": dict(request.headers)})
+        if self.start.refusal:
+            status, message = self.start.refusal
+            return JSONResponse({"error": {"message": message, "code": status}}, status)
         if body["model"] not in self.names:
             return _not_found(f"The model `{body['model']}` does not exist.")
         answer = Answer(**{**self.start.answer, **body.get("fake", {})})
@@ -182,9 +180,6 @@ class FakeEngine:
         if body.get("logprobs") and not chat:
             tokens = ["字"] * 12 if self.start.odd else text.split()
             choice["logprobs"] = {"tokens": tokens, "token_logprobs": [-0.01] * len(tokens)}
-            if self.start.not_finite:  # as the real one: JSON has no NaN
-                message = "Out of range float values are not JSON compliant"
-                return JSONResponse({"error": {"message": message, "code": 400}}, 400)
         if body.get("echo"):
             choice["logprobs"] = {"token_logprobs": [None, *[answer.score] * len(str(body["prompt"]).split())]}
         if body.get("return_token_ids"):
@@ -234,6 +229,12 @@ def strings_of(value: Any) -> list[str]:
     if isinstance(value, list):
         return [text for item in value for text in strings_of(item)]
     return [value] if isinstance(value, str) else []
+
+
+def repeat_all(body: dict[str, Any]) -> None:
+    """Prints a request, and each of its texts as it is."""
+    for text in (str(body), *strings_of(body)):
+        repeat(text)
 
 
 def repeat(text: str) -> None:

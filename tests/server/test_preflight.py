@@ -188,7 +188,7 @@ def test_a_shard_that_is_cut_off_is_named_with_its_bytes_and_ends_as_damage_does
 @pytest.mark.parametrize("content", [b"version https://git-lfs.github.com/spec/v1\n", b"<!doctype html>", b"\0"])
 def test_what_is_no_shard_is_told_for_what_it_is(model: Path, content: bytes) -> None:
     (model / "model.safetensors").write_bytes(content)
-    with pytest.raises(DamagedShardError, match="Git LFS pointer|a web page|at least 8 bytes"):
+    with pytest.raises(DamagedShardError, match=r"Git LFS pointer|a web page|at least 8 bytes"):
         check_shards(model)
 
 

@@ -81,7 +81,9 @@ def test_what_is_no_error_by_its_own_words_is_none_for_any_entry(head: str) -> N
 @pytest.mark.parametrize("text", ["grammar: {}", "x\n{}", "'{}'", "a (b): {}"])
 def test_a_client_s_words_within_an_exception_s_message_make_no_diagnosis(text: str) -> None:
     for path in EXCERPTS:
-        faults = [Fault(kind, text.format(line)) for line in read(path).lines for kind in ("ValueError", "RuntimeError")]
+        faults = [
+            Fault(kind, text.format(line)) for line in read(path).lines for kind in ("ValueError", "RuntimeError")
+        ]
         found = diagnose(Ending("exited with code 1", (), tuple(faults)))
         assert found is None, f"{path.stem}: {found}"
 

@@ -95,7 +95,9 @@ async def test_the_last_words_are_exceptions_then_errors_then_the_last_lines(tex
 
 @pytest.mark.parametrize("level", ["DEBUG", "INFO", "WARNING"])
 async def test_what_a_line_below_error_says_is_no_last_word(level: str) -> None:
-    output, _ = await collect(f"{level} 11-29 21:39:27 [a.py:1] OSError: [Errno 24] Too many open files\nend\n".encode())
+    output, _ = await collect(
+        f"{level} 11-29 21:39:27 [a.py:1] OSError: [Errno 24] Too many open files\nend\n".encode()
+    )
     assert output.errors() == [f"{level} 11-29 21:39:27 [a.py:1] OSError: [Errno 24] Too many open files", "end"]
     assert not Ending.of("", [line for line in output.evidence if line != "end"]).lines
 

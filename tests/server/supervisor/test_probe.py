@@ -33,7 +33,7 @@ def test_a_completion_that_may_be_sound_is_not_odd(tokens: list[str], values: li
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, -9999.0, 0.5, None, "0"])
 async def test_a_likeliest_token_without_a_sound_probability_is_no_proof(value: Any) -> None:
-    with pytest.raises(EngineNotWorkingError, match="not finite: .*' The', has the log-prob") as raised:
+    with pytest.raises(EngineNotWorkingError, match=r"not finite: .*' The', has the log-prob") as raised:
         check_finite(logprobs(WORDS, [-0.1, -0.5, value, -2.0]))
     assert str(value) in str(raised.value)
     if not isinstance(value, float) or math.isfinite(value):  # JSON has no others

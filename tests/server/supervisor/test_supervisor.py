@@ -148,7 +148,7 @@ async def test_an_engine_that_never_listens_fails_at_the_time_limit(tmp_path: Pa
 
 
 async def test_an_engine_that_answers_but_cannot_complete_is_not_ready(tmp_path: Path) -> None:
-    async with supervised(make_model(tmp_path / "m", refuse=True)) as watched:
+    async with supervised(make_model(tmp_path / "m", refusal=(500, "no kernel image"))) as watched:
         status = await watched.until_state(State.FAILED)
         assert "no kernel image" in status.reason
         assert "ready" not in watched.states
@@ -310,7 +310,8 @@ async def test_an_engine_that_has_worked_is_started_again_whatever_ended_it(mode
 
 
 async def test_a_model_of_nan_is_never_ready(tmp_path: Path) -> None:
-    async with supervised(make_model(tmp_path / "m", not_finite=True)) as watched:
+    refusal = (400, "Out of range float values are not JSON compliant")  # as the real one: JSON has no NaN
+    async with supervised(make_model(tmp_path / "m", refusal=refusal)) as watched:
         status = await watched.until(lambda now: now.given_up)
         assert "came up, but does not work: the model's outputs are not finite" in status.reason
         assert status.diagnosis is not None
