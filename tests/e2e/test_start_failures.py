@@ -72,7 +72,8 @@ def test_weights_that_are_no_numbers_end_the_first_start_and_are_named(tmp_path:
 
 
 def test_values_that_become_infinite_on_their_way_end_the_first_start(tmp_path: Path, broken: Path) -> None:
-    change(broken, "model.norm.weight", slice(None), 3e38)  # times a normalized value above 1.2 it is infinite
+    # A divisor: its reciprocal is a finite factor, and no product with that factor is.
+    change(broken, "model.layers.7.mlp.down_proj.weight_global_scale", slice(None), 1e-37)
     code, text, starts = ended(broken, tmp_path / "log")
     assert (code, starts) == (65, 1), text[-4000:]
     assert "came up, but does not work: the model's outputs are not finite" in text
