@@ -15,7 +15,7 @@ import uvloop
 
 from server import logs, preflight
 from server.config import Config
-from server.decisions import Decision
+from server.decisions import Decision, costly
 from server.diagnosis.catalogue import UNKNOWN_EXIT_CODE
 from server.gateway import Gateway
 from server.gateway.exchange import EngineSocket
@@ -84,7 +84,8 @@ class _Engine:
         launch = render_launch(config, plan.runtime, module=module)
         name = {"engine": config.name} if config.name else {}
         for decision in plan.decisions:
-            log.info("decision", what=decision.what, choice=decision.choice, reason=decision.reason, **name)
+            level = "warning" if costly([decision]) else "info"
+            getattr(log, level)("decision", what=decision.what, choice=decision.choice, reason=decision.reason, **name)
         log.info("engine command", command=str(launch), **name)
         supervisor = Supervisor(config, launch, plan.runtime, client, plan.decisions)
         supervisor.subscribe(plan.show.show)

@@ -11,7 +11,7 @@ import httpx
 import structlog
 
 from server.config import Config
-from server.decisions import Decision
+from server.decisions import Decision, costly
 from server.diagnosis import Ending, Fault, diagnose
 from server.render import Launch, engine_socket, progress_socket
 from server.supervisor.output import EngineOutput
@@ -293,15 +293,6 @@ class Supervisor:
         self.status = replace(self.status, **changes)
         for listener in self._listeners:
             listener(self.status)
-
-
-def costly(decisions: Iterable[Decision]) -> list[str]:
-    """Of an engine's choices those that its user will hardly have wanted: 4-bit weights kept in 16 bits or more."""
-    return [
-        f"{one.what} do not stay in 4 bits: {one.reason}"
-        for one in decisions
-        if one.what in {"NVFP4 linear layers", "NVFP4 experts"} and one.choice == "dense"
-    ]
 
 
 def _fault_of(task: "asyncio.Task[None]") -> str:

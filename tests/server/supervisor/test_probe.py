@@ -5,9 +5,8 @@ import httpx
 import pytest
 from starlette.responses import JSONResponse
 
-from server.decisions import Decision
+from server.decisions import Decision, costly
 from server.supervisor.probe import NO_NUMBER, EngineNotWorkingError, check_finite, oddities, prove
-from server.supervisor.supervisor import costly
 
 WORDS = [" Paris", ".", " The", " city"]
 
