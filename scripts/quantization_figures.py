@@ -27,7 +27,8 @@ from quant.evaluate.text import measure_text
 from quant.formats.quantize_config import SCALE_POLICIES
 from quant.jsonfile import read_object, write_object
 from quant.progress import Progress
-from quant.quantize import Method, quantize_checkpoint
+from quant.methods import Method
+from quant.quantize import quantize_checkpoint
 
 METHODS = tuple(Method(policy, compensate) for compensate in (False, True) for policy in SCALE_POLICIES)
 _TIMES = "seconds.json"

@@ -21,7 +21,7 @@ UNUSED_CARDS = ("engine", "the CPU build")
 
 
 def costly(decisions: Iterable[Decision]) -> list[str]:
-    """Of the choices those that the user will hardly have wanted: 4-bit weights kept in 16 bits or more, unused cards."""
+    """Of the choices those that the user will hardly have wanted: 4-bit weights kept in 16 bits, unused cards."""
     told = []
     for one in decisions:
         if one.what in {"NVFP4 linear layers", "NVFP4 experts"} and one.choice == "dense":

@@ -203,11 +203,12 @@ def select_preset(presets: Mapping[str, Preset], devices: Devices, *, cpu_engine
     """
     found = devices.gpus
     if not cpu_engine and not found:
+        example = next(name for name, preset in presets.items() if preset.match and not preset.extends)
         raise PreflightError(
             f"no GPU: {devices.reason}, and the installed engine is vLLM's CUDA build. In a container: start it with "
             "--gpus all on a machine with the NVIDIA Container Toolkit (is nvidia-smi fine on the machine itself?), or "
-            "use the -cpu image. Without one: `make setup ENGINE=cpu` installs the CPU engine. To only look, as explain "
-            f"and plan do, name a preset: --preset {next(name for name, one in presets.items() if one.match)}"
+            "use the -cpu image. Without one: `make setup ENGINE=cpu` installs the CPU engine. To look, as explain "
+            f"and plan do, name a preset: --preset {example}"
         )
     if cpu_engine:
         preset = next(preset for preset in presets.values() if preset.match is None)

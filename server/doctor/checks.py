@@ -127,7 +127,7 @@ def check_p2p(trial: Trial, gpus: Sequence[Gpu]) -> Iterator[Finding]:
         architecture = f"sm_{gpu.capability.replace('.', '')}"
         if architecture not in built:
             got = f"torch {trial.answer['torch']} with {', '.join(sorted(built)) or 'none'}"
-            remedy = "Install the locked requirements (`make setup ENGINE=gpu`), or build the image (`scripts/docker_build.sh gpu`)"
+            remedy = "Install the locked requirements (`make setup ENGINE=gpu`), or `scripts/docker_build.sh gpu`"
             yield Finding("error", "torch", f"GPU {gpu.index}", f"machine code for {architecture}", got, remedy)
     for pair in trial.answer["pairs"]:
         what = f"GPU {pair['source']} to {pair['destination']}"

@@ -12,7 +12,8 @@ from quant.formats import quantize_config
 from quant.formats.compressed_tensors import GLOBAL, PACKED, SCALE, read_config, read_linear, scheme
 from quant.formats.quantize_config import QuantizeConfig
 from quant.progress import Progress
-from quant.quantize import Method, quantize_checkpoint
+from quant.methods import Method
+from quant.quantize import quantize_checkpoint
 from quant.safetensors_file import INDEX_NAME, open_checkpoint
 from tests.quant.files import names_in
 

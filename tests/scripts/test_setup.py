@@ -179,8 +179,18 @@ def test_the_gpu_lock_covers_every_python_that_set_up_takes() -> None:
 
 def test_no_text_promises_an_image_that_nobody_publishes() -> None:
     """Every image of ours is one that scripts/docker_build.sh builds here."""
-    texts = [ROOT / "README.md", ROOT / "README.zh.md", *(ROOT / "docs").glob("*.md"), *ROOT.glob("docker-compose*.yml")]
-    texts += [path for part in ("server", "configs", "engine", "quant") for path in (ROOT / part).rglob("*") if path.suffix in {".py", ".yaml"}]
+    texts = [
+        ROOT / "README.md",
+        ROOT / "README.zh.md",
+        *(ROOT / "docs").glob("*.md"),
+        *ROOT.glob("docker-compose*.yml"),
+    ]
+    texts += [
+        path
+        for part in ("server", "configs", "engine", "quant")
+        for path in (ROOT / part).rglob("*")
+        if path.suffix in {".py", ".yaml"}
+    ]
     for path in (path for path in texts if path.name != "log.md"):
         text = path.read_text(encoding="utf-8")
         assert not re.search(r"published image|docker pull|ghcr\.io|quay\.io", text), path

@@ -146,7 +146,8 @@ def test_fetch_hands_over_its_arguments_and_logs_progress(monkeypatch: pytest.Mo
 
 
 def test_quantize_hands_over_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
-    from quant.quantize import Method, QuantizeReport
+    from quant.methods import Method
+    from quant.quantize import QuantizeReport
 
     calls = []
 
@@ -167,7 +168,8 @@ def test_quantize_hands_over_its_options(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_quantize_hands_over_what_to_calibrate_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from quant.calibrate import CalibrationSettings
     from quant.calibration_text import Text
-    from quant.quantize import Method, QuantizeReport
+    from quant.methods import Method
+    from quant.quantize import QuantizeReport
 
     calls = []
 
