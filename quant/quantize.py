@@ -12,7 +12,7 @@ import shutil
 import threading
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -120,18 +120,20 @@ def run(task: Task, dst: Path, on_progress: OnProgress = ignore_progress) -> Qua
 
 def _record(task: Task) -> quantize_config.QuantizeConfig:
     """What the result says of how it was made."""
-    source = model_card.model_name(task.checkpoint.directory)
-    made = {"source": source, "voltserve_version": importlib.metadata.version("voltserve")}
-    if task.calibration is None:
-        return quantize_config.QuantizeConfig(task.group_size, task.method.name, **made)
-    return quantize_config.QuantizeConfig(
+    record = quantize_config.QuantizeConfig(
         task.group_size,
         task.method.name,
+        source=model_card.model_name(task.checkpoint.directory),
+        voltserve_version=importlib.metadata.version("voltserve"),
+    )
+    if task.calibration is None:
+        return record
+    return replace(
+        record,
         calibration_sha256=task.calibration.text.sha256,
         calibration_windows=task.calibration.windows,
         calibration_window_tokens=task.calibration.window_tokens,
         calibration_seed=task.calibration.seed,
-        **made,
     )
 
 

@@ -33,9 +33,12 @@ def as_nvfp4(model: Model, ignore: tuple[str, ...] = DEFAULT_IGNORE) -> Model:
         for tensor in model.plain
     }
     chosen = set(select(cast("Mapping[str, TensorInfo]", tensors), GROUP_SIZE, ignore).linears)
-    linears = [tensor for tensor in model.plain if tensor.name.removesuffix(".weight") in chosen]
-    return replace(
-        model,
-        linears=tuple(Linear(one.name.removesuffix(".weight"), *one.shape, GROUP_SIZE) for one in linears),
-        plain=tuple(tensor for tensor in model.plain if tensor not in linears),
-    )
+    linears, plain = [], []
+    for tensor in model.plain:
+        module = tensor.name.removesuffix(".weight")
+        if module in chosen and module != tensor.name:
+            rows, columns = tensor.shape
+            linears.append(Linear(module, rows, columns, GROUP_SIZE))
+        else:
+            plain.append(tensor)
+    return replace(model, linears=tuple(linears), plain=tuple(plain))

@@ -1,4 +1,4 @@
-"""`make setup` up to its first step: which engine, and what it does where another one is installed. Installs nothing."""
+"""`make setup` up to its first step: which engine, and what becomes of another one. Installs nothing."""
 
 from __future__ import annotations
 
