@@ -38,7 +38,7 @@ began=$SECONDS
 
 # A private apt configuration: own sources, lists and cache, the machine's own mirror, only another suite.
 mirror=${DEBIAN_MIRROR:+$DEBIAN_MIRROR/debian}
-[[ -n $mirror ]] || mirror=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' 'Origin: Debian' 'Component: main' | grep -v security | head -n 1)
+[[ -n $mirror ]] || mirror=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' 'Origin: Debian' 'Component: main' | grep -v security | head -n 1) || true  # none
 [[ -n $mirror ]] || fail "apt names no Debian mirror. On Debian run apt-get update once; elsewhere set DEBIAN_MIRROR=https://HOST to one, or CUDA_HOME to a CUDA 12.x toolkit"
 mkdir -p "$work"/apt/{lists,cache/archives}/partial
 # Only Debian has its keyring installed. The one file fetched is held to its checksum either way.

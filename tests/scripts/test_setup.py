@@ -198,3 +198,26 @@ def test_no_text_promises_an_image_that_nobody_publishes() -> None:
     images = {name: service["image"] for name, service in compose["services"].items()}
     ours = {name for name, image in images.items() if "voltserve" in image}
     assert all(":-voltserve:" in images[name] for name in ours), images
+
+
+def fetch_nvcc(tmp_path: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """scripts/fetch_nvcc.sh with an empty cache, and an apt-get that knows no Debian."""
+    found = environment(tmp_path, None)
+    script(tmp_path / "tools", "apt-get", "exit 0")
+    found |= {"XDG_CACHE_HOME": str(tmp_path / "cache"), "LOCAL": str(tmp_path / "local"), **variables}
+    return subprocess.run([ROOT / "scripts/fetch_nvcc.sh"], env=found, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("name", ["cuda", "cuda-12.4"])
+def test_a_toolkit_of_the_machine_that_knows_volta_is_taken(tmp_path: Path, name: str) -> None:
+    for folder, knows in (("cuda", "compute_75"), ("cuda-13.0", "compute_75"), (name, "compute_70")):
+        (tmp_path / "local" / folder / "bin").mkdir(parents=True, exist_ok=True)
+        script(tmp_path / "local" / folder / "bin", "nvcc", f"echo {knows}")
+    assert fetch_nvcc(tmp_path).stdout.strip() == str(tmp_path / "local" / name)
+
+
+def test_without_a_debian_mirror_it_is_told_how_to_name_one(tmp_path: Path) -> None:
+    done = fetch_nvcc(tmp_path)
+    assert done.returncode == 1
+    assert "DEBIAN_MIRROR=https://HOST" in done.stderr
+    assert "CUDA_HOME" in done.stderr
