@@ -137,6 +137,13 @@ def _is_object(line: str) -> bool:
         return False
 
 
+def _is_chat(messages: object) -> bool:
+    """Whether it is a list of objects with roles; what they may hold besides is the template's to say."""
+    if not isinstance(messages, list) or not messages:
+        return False
+    return all(isinstance(message, dict) and isinstance(message.get("role"), str) for message in messages)
+
+
 def _documents(content: str, path: Path, model: Path | None) -> Iterator[str]:
     """The text of each line's object."""
     render: Callable[[Any], str] | None = None
@@ -149,7 +156,7 @@ def _documents(content: str, path: Path, model: Path | None) -> Iterator[str]:
         found = json.loads(line)
         if isinstance(found.get("text"), str):
             yield found["text"]
-        elif isinstance(found.get("messages"), list):
+        elif _is_chat(found.get("messages")):
             render = render or _template_of(model, path)
             try:
                 yield render(found["messages"])
@@ -160,7 +167,7 @@ def _documents(content: str, path: Path, model: Path | None) -> Iterator[str]:
                 ) from None
         else:
             keys = ", ".join(map(repr, found)) or "nothing"
-            raise QuantError(f"{where}: expected a string `text` or a list `messages`, got {keys}", _SUPPORTED)
+            raise QuantError(f"{where}: expected a string `text`, or `messages` with roles, got {keys}", _SUPPORTED)
 
 
 def _template_of(model: Path | None, path: Path) -> Callable[[Any], str]:

@@ -50,13 +50,14 @@ def test_plain_text_stays_as_it_is(tmp_path):
     [
         (
             ['{"prompt": "a", "completion": "b"}'],
-            r"line 1: expected a string `text` or a list `messages`, got 'prompt', 'c",
+            r"line 1: expected a string `text`, or `messages` with roles, got 'prompt', 'c",
         ),
         ([{"text": "a"}, {"text": 5}], r"line 2: expected a string `text`"),
         ([{"text": "a"}, "words"], r"line 2: expected a JSON object, got 'words'"),
         (["[", '{"text": "a"}', "]"], r"line 1: expected a JSON object, got '\['"),
         ([{"text": "a"}, {"messages": [{"role": "tool", "content": "x"}]}], r"line 2: expected messages that.*no tool"),
-        ([{"messages": [1]}], r"line 1: expected messages"),
+        ([{"messages": [1]}], "line 1: expected a string `text`, or `messages` with roles, got 'messages'"),
+        ([{"messages": []}], "line 1: expected a string"),
         ([{"text": " "}], "got objects without any"),
     ],
 )

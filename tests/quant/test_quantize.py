@@ -1,3 +1,4 @@
+import importlib.metadata
 import json
 
 import pytest
@@ -139,7 +140,9 @@ def test_the_configs_describe_the_result(tmp_path, source):
     described = read_config(config.pop("quantization_config"), "config.json")
     assert described == scheme(32, ("re:.*embed", "model.layers.0.mlp.odd_proj"))
     assert config == {"architectures": ["LlamaForCausalLM"], "dtype": "float16", "x": [1]}
-    assert quantize_config.read(tmp_path / "out") == QuantizeConfig(32, "maxabs")
+    assert quantize_config.read(tmp_path / "out") == QuantizeConfig(
+        32, "maxabs", source="source", voltserve_version=importlib.metadata.version("voltserve")
+    )
 
 
 def test_tokenizer_template_and_licence_are_copied_but_no_other_weights(tmp_path, source):
@@ -147,6 +150,7 @@ def test_tokenizer_template_and_licence_are_copied_but_no_other_weights(tmp_path
 
     assert names_in(tmp_path / "out") == [
         "LICENSE",
+        "README.md",
         "chat_template.jinja",
         "config.json",
         "model.safetensors",

@@ -281,7 +281,7 @@ def test_eval_hands_a_directory_over_and_writes_json_and_page(tmp_path: Path, mo
     code, out, _ = run("eval", "m", "--source", "s", "--only", "text", "--tokens", "99", "--w4a4", *files)
     assert code == 0
     assert calls == [(Path("m"), Path("s"), ("text",), 99, True)]
-    assert out.splitlines() == ["m", "a note", "perplexity: 12.5000"]
+    assert out.splitlines() == ["m", "a note", "tokens measured: 9", "perplexity: 12.5000"]
     assert json.loads((tmp_path / "r.json").read_text())["model"]["text"]["perplexity"] == 12.5
     assert "a note" in (tmp_path / "r.html").read_text()
 
