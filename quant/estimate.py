@@ -28,8 +28,10 @@ if TYPE_CHECKING:
 _PROCESS_BYTES = 700_000_000
 # Arithmetic for one weight, in floating-point operations: seen on SmolLM2-135M (README, "Figures").
 _SEARCH = {"maxabs": 1000, "fourosix": 2000, "mse": 4000, "quasar": 6000}
-# Passing a column's errors on is bound by memory: as this many times its arithmetic.
-_COLUMN_BY_COLUMN = 20
+# Passing a column's errors on is bound by memory: it takes as long as this many times its arithmetic; and in small
+# matrices by the calls of each column, which take as long as this much arithmetic.
+_COLUMN_BY_COLUMN = 4
+_COLUMN = 10_000_000
 # A time is given as from this to that many times what was computed: few operations come near the rate of a product.
 _TIME_RANGE = (1.0, 3.0)
 
@@ -69,7 +71,7 @@ class Estimate:
         return (
             f"memory  {gigabytes(self.memory)} of {gigabytes(available_memory())} free\n"
             f"disk    {gigabytes(self.disk)} of {there} free; {gigabytes(self.output_bytes)} of it stay\n"
-            f"time    {_duration(fewest)} to {_duration(most)} on this machine, if nothing else runs"
+            f"time    {_duration(fewest)} to {_duration(most)} at the rate this machine has now"
         )
 
 
@@ -129,7 +131,8 @@ def _operations(shapes: list[tuple[int, ...]], parameters: int, method: Method, 
     if method.compensate:
         # H's sum; its factor in float64, counted twice; each column's errors passed on to those after it.
         operations += sum(
-            columns**2 * (2 * tokens + 3 * columns + _COLUMN_BY_COLUMN * rows) for rows, columns in shapes
+            columns**2 * (2 * tokens + 3 * columns + _COLUMN_BY_COLUMN * rows) + _COLUMN * columns
+            for rows, columns in shapes
         )
     return operations
 
