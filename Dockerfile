@@ -63,20 +63,19 @@ RUN python -m pip wheel --no-deps --no-build-isolation --wheel-dir /wheels .
 FROM environment AS gpu-environment
 RUN --mount=type=bind,from=tools,source=/opt/tools,target=/opt/tools --mount=type=cache,target=/cache/uv \
     --mount=type=bind,source=requirements/gpu.lock,target=/src/requirements/gpu.lock \
-    --mount=type=bind,source=scripts/docker_prune.sh,target=/src/docker_prune.sh \
+    --mount=type=bind,source=scripts/install_gpu.sh,target=/src/scripts/install_gpu.sh \
+    --mount=type=bind,source=scripts/docker_prune.sh,target=/src/scripts/docker_prune.sh \
     export UV_CACHE_DIR=/cache/uv ${PYPI_INDEX:+UV_DEFAULT_INDEX=$PYPI_INDEX} && \
-    /opt/tools/bin/uv pip install --no-deps --require-hashes --compile-bytecode -r /src/requirements/gpu.lock && \
-    /opt/tools/bin/uv pip check && \
-    /src/docker_prune.sh /opt/voltserve
+    /src/scripts/install_gpu.sh /opt/tools/bin/uv && \
+    /src/scripts/docker_prune.sh /opt/voltserve
 
 FROM gpu-environment AS gpu-build
 RUN apt-get update && apt-get install -y --no-install-recommends g++
 WORKDIR /src
-COPY scripts/fetch_nvcc.sh scripts/build_cuda.sh scripts/
+COPY scripts/fetch_nvcc.sh scripts/build_cuda.sh scripts/cuda_wheel.sh scripts/
 RUN PIP_INDEX_URL="${PYPI_INDEX:-}" XDG_CACHE_HOME=/cache scripts/fetch_nvcc.sh
 COPY kernels kernels
-RUN export XDG_CACHE_HOME=/cache VOLTSERVE_CUDA_OBJECTS=/src/build/cuda && scripts/build_cuda.sh && \
-    CUDA_HOME="$(scripts/fetch_nvcc.sh)" python -m pip wheel --no-deps --no-build-isolation --wheel-dir /wheels ./kernels
+RUN mkdir /wheels && XDG_CACHE_HOME=/cache scripts/cuda_wheel.sh /opt/voltserve/bin/python /wheels
 COPY . .
 RUN python -m pip wheel --no-deps --no-build-isolation --wheel-dir /wheels .
 

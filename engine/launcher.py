@@ -30,7 +30,7 @@ from vllm.utils.system_utils import decorate_logs
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from engine import graph_check, progress, quantization
+from engine import faults, graph_check, progress, quantization
 from engine.loader import LOAD_FORMAT
 
 PULSE_INTERVAL = 1.0  # seconds
@@ -43,8 +43,13 @@ CRASHING_BARRIERS = tuple(f"KMP_{kind}_BARRIER_PATTERN" for kind in ("FORKJOIN",
 def run(arguments: list[str]) -> None:
     """Serves until SIGTERM or until the engine dies. Exits with status 2 where the flags are wrong."""
     args = parse(arguments)
-    with contextlib.suppress(KeyboardInterrupt):
+    try:
         uvloop.run(_serve(args))
+    except KeyboardInterrupt:
+        return
+    except Exception as error:
+        faults.tell(error)
+        raise
 
 
 def parse(arguments: list[str]) -> Namespace:
@@ -93,6 +98,7 @@ async def _serve(args: Namespace) -> None:
     finally:
         sock.close()
     if died:
+        progress.fault("", f"the engine died: {died}")
         sys.exit(f"the engine died: {died}")
 
 

@@ -1,7 +1,8 @@
-"""16-bit weights that do not fit into float16: bfloat16 reaches 3.4e38, float16 65,504.
+"""Weights that are no numbers, and 16-bit weights that float16 cannot hold: bfloat16 reaches 3.4e38, float16 65,504.
 
-Volta computes in float16, so bfloat16 and float32 tensors of a checkpoint are cast at load. What rounds, or is too
-small for a normal number, is as near as float16 comes; what becomes infinite makes every output NaN.
+NaN or infinity in one tensor makes every output NaN: the engine would come up, and its first request end it. Volta
+computes in float16, so bfloat16 and float32 tensors of a checkpoint are cast at load. What rounds, or is too small for
+a normal number, is as near as float16 comes; what becomes infinite is as bad as NaN.
 """
 
 import torch
@@ -18,6 +19,14 @@ _SCALARS = tuple(
     for suffix in (layout.global_scale, layout.input_scale, *KV_SCALES)
 )
 _WIDER = (torch.bfloat16, torch.float32, torch.float64)
+_E4M3 = (torch.float8_e4m3fn,)
+# Scales of what stays in 16 bits here: activations and the cache.
+_INPUT_SCALES = (compressed_tensors.LAYOUT.input_scale, modelopt.LAYOUT.input_scale)
+_UNUSED = tuple(f".{suffix}" for suffix in (*_INPUT_SCALES, *KV_SCALES))
+_DAMAGED = (
+    "`voltserve verify DIR` names every such tensor. Download its file again; if its source holds the same, take "
+    "another export of the model"
+)
 _REMEDY = (
     "Serve another export of the model, or one whose tensor was scaled to fit. On a CPU --dtype float32 holds it, and "
     "GPUs from compute capability 8.0 compute in bfloat16"
@@ -28,24 +37,54 @@ class OverflowCheck:
     """Looks at each tensor of a checkpoint as it is loaded, and then at what the model holds."""
 
     def __init__(self, dtype: torch.dtype) -> None:
-        """`dtype`: what the engine computes in; only float16 is checked."""
+        """`dtype`: what the engine computes in; only float16 can overflow."""
         self._dtype = dtype
+        self._not_finite: list[str] = []
         self._too_large: list[str] = []
 
     def look_at(self, name: str, tensor: torch.Tensor, file: str) -> None:
-        """Remembers tensor `name` of `file` if a value of it is infinite in float16."""
-        if self._dtype != torch.float16 or tensor.dtype not in _WIDER or not tensor.numel() or name.endswith(_SCALARS):
+        """Remembers tensor `name` of `file` if a value of it is none, or infinite in float16."""
+        if not tensor.numel() or name.endswith(_UNUSED):
             return
-        ends = torch.stack(tensor.aminmax())
-        if not ends.to(torch.float16).isfinite().all():
-            largest = float(ends[ends.abs().argmax()])
-            stored = str(tensor.dtype).removeprefix("torch.")
-            self._too_large.append(f"{name} ({file}): expected values within ±65,504, got {largest:g} in {stored}")
+        stored = str(tensor.dtype).removeprefix("torch.")
+        if tensor.dtype in _E4M3:
+            if not _finite(tensor):
+                self._not_finite.append(f"{name} ({file}): expected finite values, got nan in {stored}")
+            return
+        if tensor.dtype not in (torch.float16, *_WIDER):
+            return
+        ends = torch.stack(tensor.aminmax())  # NaN where any value is
+        if not ends.isfinite().all():
+            value = float(ends[~ends.isfinite()][0])
+            self._not_finite.append(f"{name} ({file}): expected finite values, got {value:g} in {stored}")
+        elif self._dtype == torch.float16 and tensor.dtype in _WIDER and not name.endswith(_SCALARS):
+            if not ends.to(torch.float16).isfinite().all():
+                largest = float(ends[ends.abs().argmax()])
+                self._too_large.append(f"{name} ({file}): expected values within ±65,504, got {largest:g} in {stored}")
 
     def judge(self, model: nn.Module) -> None:
-        """Raises QuantError naming the tensors that overflowed, if any did: some models keep some in float32."""
+        """Checks what the model holds: some tensors it does not load, some it keeps in float32.
+
+        Raises:
+            QuantError: names the tensors at fault.
+        """
+        if self._not_finite and any(not _finite(parameter) for parameter in model.parameters()):
+            raise QuantError(_some(self._not_finite), _DAMAGED)
         if self._too_large and any(
             parameter.dtype == torch.float16 and parameter.isinf().any() for parameter in model.parameters()
         ):
-            more = f" and {len(self._too_large) - 3} more" if len(self._too_large) > 3 else ""
-            raise QuantError(f"float16 cannot hold {'; '.join(self._too_large[:3])}{more}", _REMEDY)
+            raise QuantError(f"float16 cannot hold {_some(self._too_large)}", _REMEDY)
+
+
+def _finite(tensor: torch.Tensor) -> bool:
+    if not tensor.numel():
+        return True
+    if tensor.dtype not in _E4M3:
+        return not tensor.is_floating_point() or bool(torch.stack(tensor.aminmax()).isfinite().all())
+    # Its NaNs are the bytes 0x7F and 0xFF, and it has no infinity. Torch compares fp8 nowhere, and masks bytes slowly.
+    return bool(tensor.view(torch.int8).max() < 0x7F and tensor.view(torch.uint8).max() < 0xFF)
+
+
+def _some(found: list[str]) -> str:
+    more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+    return "; ".join(found[:3]) + more

@@ -37,11 +37,12 @@ def register() -> None:
     from vllm.model_executor.model_loader import register_model_loader
     from vllm.platforms import current_platform
 
-    from engine import awq, cpu_attention, cpu_layers, norms, patches, process, triton_driver
+    from engine import awq, cpu_attention, cpu_layers, faults, norms, patches, process, triton_driver
     from engine.loader import LOAD_FORMAT, ReportingLoader
     from engine.quantization import NAME, QuasarNvfp4Config
 
     process.follow_launcher()
+    faults.listen()
     patches.apply(forced=gpus.forced(os.environ), over_ray=process.OVER_RAY_VARIABLE in os.environ)
     progress.settle(_chosen_platform())
     if current_platform.device_type == "cpu":

@@ -48,6 +48,11 @@ def pulse() -> None:
     _send({"event": "pulse", "rank": world_rank()})
 
 
+def fault(kind: str, message: str) -> None:
+    """Says that an exception, of type `kind`, ends this process; or with no type, how another process ended."""
+    _send({"event": "fault", "type": kind, "message": message, "rank": world_rank()})
+
+
 class WeightsProgress:
     """Bytes of the checkpoint read by this process, told at most every 0.2 s and at the end."""
 

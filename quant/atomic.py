@@ -1,6 +1,12 @@
-"""Directories that appear whole or not at all."""
+"""Directories that appear whole or not at all.
 
+A run works in `.NAME.XXXXXXXX.partial` beside its destination and holds a lock on that folder while it lives. The
+kernel frees the lock of a process that was killed, so the next run knows which folders nobody will finish.
+"""
+
+import fcntl
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -14,8 +20,9 @@ from quant.errors import QuantError
 def atomic_directory(destination: Path) -> Iterator[Path]:
     """Yields a new folder beside `destination` (same file system), synced and renamed to it on success.
 
-    On any error or Ctrl-C the folder is removed. Raises QuantError when `destination` exists and is not an empty
-    folder, which it never replaces, and for a failing file system.
+    On any error or Ctrl-C the folder is removed; so are those that killed runs left of this destination. Raises
+    QuantError when `destination` exists and is not an empty folder, which it never replaces, and for a failing file
+    system.
     """
     remedy = "Name another destination, or remove this one first"
     if destination.is_symlink() or (destination.exists() and not destination.is_dir()):
@@ -24,7 +31,8 @@ def atomic_directory(destination: Path) -> Iterator[Path]:
         raise QuantError(f"{destination} exists and is not empty", remedy)
     try:
         destination.parent.mkdir(parents=True, exist_ok=True)
-        partial = Path(tempfile.mkdtemp(prefix=f".{destination.name}.", suffix=".partial", dir=destination.parent))
+        _remove_abandoned(destination)
+        partial, lock = _make_locked(destination)
     except OSError as error:
         raise QuantError(f"{destination} cannot be made: {error}", "Name a destination that can be written") from error
     try:
@@ -37,6 +45,47 @@ def atomic_directory(destination: Path) -> Iterator[Path]:
         raise QuantError(f"{destination} was not written: {error}", "Check free space and permissions") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+        os.close(lock)
+
+
+def lock_folder(folder: Path) -> int | None:
+    """A descriptor that holds `folder`'s lock until it is closed or the process ends; None where another run has it."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _make_locked(destination: Path) -> tuple[Path, int]:
+    """A new partial folder and its lock. Another run may have swept it between the two steps: then once more."""
+    while True:
+        partial = Path(tempfile.mkdtemp(prefix=f".{destination.name}.", suffix=".partial", dir=destination.parent))
+        lock = lock_folder(partial)
+        if lock is not None and partial.exists():
+            return partial, lock
+        if lock is not None:
+            os.close(lock)
+
+
+def _remove_abandoned(destination: Path) -> None:
+    """Removes the partial folders of killed runs: of exactly this destination, this user's, and locked by nobody."""
+    ours = re.compile(rf"\.{re.escape(destination.name)}\.[a-z0-9_]{{8}}\.partial")
+    for path in list(destination.parent.iterdir()):
+        if not ours.fullmatch(path.name) or path.is_symlink() or not path.is_dir():
+            continue
+        try:
+            lock = lock_folder(path) if path.stat().st_uid == os.getuid() else None
+        except OSError:  # gone already, or a file system without locks, where nobody can know
+            continue
+        if lock is not None:
+            shutil.rmtree(path, ignore_errors=True)
+            os.close(lock)
 
 
 def _umask() -> int:

@@ -18,10 +18,12 @@ gradients are then the Fisher information, the second derivative of the KL diver
 small.
 
 Windows run on one thread each: operations split over threads would end in barriers (quant/parallel.py). The sums are
-taken in a fixed order, so the result does not depend on which window ends first.
+taken in a fixed order, so the result does not depend on which window ends first. Each lane keeps its sums beside the
+output now and then; a run that was stopped goes on after the last window kept, and adds up the same numbers.
 """
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,12 +34,17 @@ import torch
 from quant.calibration_text import Text
 from quant.errors import QuantError
 from quant.parallel import map_single_threaded
+from quant.partial import PartialResults
 from quant.progress import OnProgress, Progress, ignore_progress
 from quant.safetensors_file import open_checkpoint
 from quant.transformers_model import load_model, load_tokenizer
 
 # Windows run at once, each with sums of its own: the results do not depend on how many cores a machine has.
 LANES = 2
+
+# Sums are kept when the time since they last were is this many times what keeping them took.
+_KEEPING_SHARE = 20
+_WINDOWS = "windows"  # how many a lane has added up; no module has this name, which holds no dot
 
 
 @dataclass(frozen=True)
@@ -57,17 +64,19 @@ def calibrate(
     *,
     gradients: bool,
     diagonal: bool,
+    kept: PartialResults | None = None,
     on_progress: OnProgress = ignore_progress,
 ) -> dict[str, torch.Tensor]:
     """H of each of `modules` (names of linears of the model directory `src`), or its diagonal [K] if `diagonal`.
 
-    float32; the module's docstring defines H and what `gradients` changes. Raises QuantError when the text is too
+    float32; the module's docstring defines H and what `gradients` changes. `kept` is where an unfinished run finds its
+    windows again; the result is the same without. Raises QuantError when the text is too
     short, the model does not run in transformers or has none of a module.
     """
     windows = draw_windows(load_tokenizer(src), settings)
     tensors = open_checkpoint(src).tensors
     columns = [tensors[f"{module}.weight"].shape[1] for module in modules]
-    model = load_model(src, beside=sum(4 * (k if diagonal else k * k) for k in columns) * LANES)
+    model = load_model(src, beside=sums_bytes(columns, diagonal=diagonal))
     linears = _find(model, modules, src)
     for parameter in model.parameters():
         parameter.requires_grad_(False)
@@ -76,25 +85,32 @@ def calibrate(
         model.get_input_embeddings().register_forward_hook(lambda _module, _inputs, output: output.requires_grad_())
     sums = _Sums(diagonal=diagonal, gradients=gradients)
     handles = [linear.register_forward_hook(sums.hook(name)) for name, linear in linears.items()]
-    done = 0
+    begun = [_kept_sums(kept, lane) for lane in range(LANES)]
+    done = sum(finished for finished, _ in begun)
     lock = threading.Lock()
 
     def run(lane: int) -> dict[str, torch.Tensor]:
         nonlocal done
-        sums.begin()
-        for index in range(lane, len(windows), LANES):
+        finished, found = begun[lane]
+        sums.begin(found)
+        keeper = _Keeper(kept, lane)
+        mine = range(lane, len(windows), LANES)
+        for index in mine[finished:]:
             if gradients:
                 _backward(model, windows[index], settings.seed * len(windows) + index)
             else:
                 with torch.no_grad():
                     model(windows[index][None], logits_to_keep=1)
+            finished += 1
+            keeper.keep(finished, sums.end(), last=finished == len(mine))
             with lock:
                 done += 1
                 on_progress(Progress("calibrating", done, len(windows), "windows"))
         return sums.end()
 
-    on_progress(Progress("calibrating", 0, len(windows), "windows"))
-    first, *others = map_single_threaded(run, range(LANES))
+    on_progress(Progress("calibrating", done, len(windows), "windows"))
+    # Stopped, the lanes end at their next layer, and not after all their windows.
+    first, *others = map_single_threaded(run, range(LANES), on_failure=sums.stop)
     for handle in handles:
         handle.remove()
     for other in others:
@@ -106,6 +122,43 @@ def calibrate(
             "Use a method without calibration (mse, without compensation), or ignore this layer",
         )
     return first
+
+
+def sums_bytes(columns: Sequence[int], *, diagonal: bool) -> int:
+    """What the sums of linears with so many `columns` take while the lanes run."""
+    return sum(4 * (k if diagonal else k * k) for k in columns) * LANES
+
+
+def lane_names() -> list[str]:
+    """The names under which lanes keep their sums."""
+    return [f"calibration.lane{lane}" for lane in range(LANES)]
+
+
+def _kept_sums(kept: PartialResults | None, lane: int) -> tuple[int, dict[str, torch.Tensor]]:
+    """How many windows of a lane are added up already, and the sums."""
+    name = lane_names()[lane]
+    if kept is None or name not in kept:
+        return 0, {}
+    sums = kept.load(name)
+    return int(sums.pop(_WINDOWS)), sums
+
+
+class _Keeper:
+    """Keeps a lane's sums: its last ones always, others as often as costs a twentieth of the time."""
+
+    def __init__(self, kept: PartialResults | None, lane: int) -> None:
+        self._kept = kept
+        self._name = lane_names()[lane]
+        self._free_at = 0.0
+
+    def keep(self, finished: int, sums: dict[str, torch.Tensor], *, last: bool) -> None:
+        """Keeps `sums` of `finished` windows, if it is time."""
+        began = time.monotonic()
+        if self._kept is None or (began < self._free_at and not last):
+            return
+        self._kept.save(self._name, {_WINDOWS: torch.tensor(finished), **sums})
+        ended = time.monotonic()
+        self._free_at = ended + _KEEPING_SHARE * (ended - began)
 
 
 def draw_windows(tokenizer: Any, settings: CalibrationSettings) -> torch.Tensor:
@@ -133,9 +186,14 @@ class _Sums:
         self._diagonal = diagonal
         self._gradients = gradients
         self._lane = threading.local()
+        self._stopped = False
 
-    def begin(self) -> None:
-        self._lane.sums = {}
+    def begin(self, sums: dict[str, torch.Tensor]) -> None:
+        self._lane.sums = sums
+
+    def stop(self) -> None:
+        """Lets the lanes' next addition fail."""
+        self._stopped = True
 
     def end(self) -> dict[str, torch.Tensor]:
         sums: dict[str, torch.Tensor] = self._lane.sums
@@ -156,11 +214,17 @@ class _Sums:
         return on_forward
 
     def _add(self, name: str, rows: torch.Tensor, gradient: torch.Tensor | None) -> None:
+        if self._stopped:
+            raise _StoppedError
         weights = None if gradient is None else gradient.detach().square().mean(-1, keepdim=True)
         weighted = rows if weights is None else rows * weights
         term = (weighted * rows).sum(0) if self._diagonal else weighted.t() @ rows
         sums = self._lane.sums
         sums[name] = sums[name].add_(term) if name in sums else term
+
+
+class _StoppedError(Exception):
+    """The run ends; nobody waits for this lane."""
 
 
 def _backward(model: torch.nn.Module, window: torch.Tensor, seed: int) -> None:

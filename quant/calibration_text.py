@@ -4,12 +4,18 @@ Both defaults come with Python, so that they are there without a download: calib
 modules of the standard library, which mixes English prose (docstrings, comments) with code; measuring reads the
 language reference that `help()` shows (`pydoc_data.topics`). Their words differ between Python versions, therefore
 results name the SHA-256 of what was read.
+
+A file is read as it is, or as JSONL: objects with `text`, or with a chat's `messages`, which the model's own template
+makes text of. What a model is tuned on is kept so, and braces and quotes would be no text that it ever sees.
 """
 
 import hashlib
 import importlib.util
+import json
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from quant.errors import QuantError
 
@@ -82,30 +88,96 @@ class Text:
         return hashlib.sha256(self.content.encode()).hexdigest()
 
 
-def calibration_text(path: Path | None = None) -> Text:
-    """The text of the file `path`, or the default. Raises QuantError when it cannot be read or is empty."""
+def calibration_text(path: Path | None = None, model: Path | None = None) -> Text:
+    """The text of the file `path`, or the default. `model` is the directory whose template chats are rendered with.
+
+    Raises QuantError when the file cannot be read, is empty, or is JSONL of another kind.
+    """
     if path is not None:
-        return _read(path)
+        return _read(path, model)
     specs = [importlib.util.find_spec(module) for module in _MODULES]
     origins = [spec.origin for spec in specs if spec is not None and spec.origin and spec.origin.endswith(".py")]
     parts = [Path(origin).read_text(encoding="utf-8") for origin in origins]
     return Text("\n\n".join(parts), f"the source of {len(parts)} modules of Python's standard library")
 
 
-def evaluation_text(path: Path | None = None) -> Text:
-    """The text of the file `path`, or the default. Raises QuantError when it cannot be read or is empty."""
+def evaluation_text(path: Path | None = None, model: Path | None = None) -> Text:
+    """The text of the file `path`, or the default; as `calibration_text` reads it."""
     if path is not None:
-        return _read(path)
+        return _read(path, model)
     from pydoc_data.topics import topics
 
     return Text("\n\n".join(topics[name] for name in sorted(topics)), "Python's language reference (pydoc_data.topics)")
 
 
-def _read(path: Path) -> Text:
+_SUPPORTED = (
+    'Give plain text in UTF-8, or JSONL with one object a line: {"text": "…"} or {"messages": [{"role": "user", …}, …]}'
+)
+_JSONL_SUFFIXES = (".jsonl", ".ndjson", ".json")
+
+
+def _read(path: Path, model: Path | None) -> Text:
     try:
-        content = path.read_text(encoding="utf-8")
+        content = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise QuantError(f"{path}: expected a text file in UTF-8, got: {error}", "Name another file") from None
+        raise QuantError(f"{path}: expected a text file in UTF-8, got: {error}", _SUPPORTED) from None
     if not content.strip():
         raise QuantError(f"{path}: expected text, got an empty file", "Name another file")
+    if path.suffix.lower() in _JSONL_SUFFIXES or _is_object(content.lstrip().partition("\n")[0]):
+        content = "\n\n".join(_documents(content, path, model))
+        if not content.strip():
+            raise QuantError(f"{path}: expected text, got objects without any", "Name another file")
     return Text(content, str(path))
+
+
+def _is_object(line: str) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _is_chat(messages: object) -> bool:
+    """Whether it is a list of objects with roles; what they may hold besides is the template's to say."""
+    if not isinstance(messages, list) or not messages:
+        return False
+    return all(isinstance(message, dict) and isinstance(message.get("role"), str) for message in messages)
+
+
+def _documents(content: str, path: Path, model: Path | None) -> Iterator[str]:
+    """The text of each line's object."""
+    render: Callable[[Any], str] | None = None
+    for number, line in enumerate(content.split("\n"), start=1):
+        if not line.strip():
+            continue
+        where = f"{path}: line {number}"
+        if not _is_object(line):
+            raise QuantError(f"{where}: expected a JSON object, got {line.strip()[:40]!r}…", _SUPPORTED)
+        found = json.loads(line)
+        if isinstance(found.get("text"), str):
+            yield found["text"]
+        elif _is_chat(found.get("messages")):
+            render = render or _template_of(model, path)
+            try:
+                yield render(found["messages"])
+            except Exception as error:
+                # A template is a program of the model's; whatever it raises means that it refuses these messages.
+                raise QuantError(
+                    f"{where}: expected messages that the model's template takes, got: {error}", _SUPPORTED
+                ) from None
+        else:
+            keys = ", ".join(map(repr, found)) or "nothing"
+            raise QuantError(f"{where}: expected a string `text`, or `messages` with roles, got {keys}", _SUPPORTED)
+
+
+def _template_of(model: Path | None, path: Path) -> Callable[[Any], str]:
+    """What makes a chat's messages one text, by the template of the model in the directory `model`."""
+    remedy = 'Render the chats to {"text": "…"} yourself'
+    if model is None:
+        raise QuantError(f"{path}: chats need a model directory, whose template makes text of them", remedy)
+    from quant.transformers_model import load_tokenizer
+
+    tokenizer = load_tokenizer(model)
+    if not tokenizer.chat_template:
+        raise QuantError(f"{path}: chats need a chat template, and {model} has none", remedy)
+    return lambda messages: str(tokenizer.apply_chat_template(messages, tokenize=False))

@@ -29,8 +29,14 @@ def for_row_chunks(rows: int, columns: int, work: Callable[[slice], None]) -> No
     map_single_threaded(work, [slice(start, min(start + step, rows)) for start in range(0, rows, step)])
 
 
-def map_single_threaded(work: Callable[[T], R], items: Iterable[T]) -> list[R]:
-    """[work(item) for item in items], as many at a time as torch has threads, each one's operations on one thread."""
+def map_single_threaded(
+    work: Callable[[T], R], items: Iterable[T], on_failure: Callable[[], None] = lambda: None
+) -> list[R]:
+    """[work(item) for item in items], as many at a time as torch has threads, each one's operations on one thread.
+
+    On any error, and on Ctrl-C, items that have not begun are dropped and those that have are waited for; `on_failure`
+    is called before, and may have them end early.
+    """
     threads = torch.get_num_threads()
     try:
         with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
@@ -39,6 +45,7 @@ def map_single_threaded(work: Callable[[T], R], items: Iterable[T]) -> list[R]:
                 return [future.result() for future in futures]
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)  # what has not begun need not
+                on_failure()
                 raise
     finally:
         torch.set_num_threads(threads)  # a worker's setting is also what threads started later begin with

@@ -5,6 +5,7 @@ each result. A run that depends on anything else starts afresh.
 """
 
 import json
+import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from quant.atomic import lock_folder
 from quant.errors import QuantError
 
 _INPUTS = "inputs.json"
@@ -35,6 +37,10 @@ class PartialResults:
         unfinished = path.with_suffix(".unfinished")
         save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, unfinished)
         unfinished.rename(path)
+
+    def remove(self, name: str) -> None:
+        """Forgets what was kept under `name`, if anything."""
+        self._path(name).unlink(missing_ok=True)
 
     def load(self, name: str) -> dict[str, torch.Tensor]:
         """What was kept under `name`. Raises QuantError when the file is damaged."""
@@ -65,14 +71,30 @@ def partial_results(destination: Path, inputs: Mapping[str, object]) -> Iterator
     """The results kept for `destination` by an earlier run with equal `inputs` (JSON values), else none.
 
     They are removed when the body succeeds, and when it raises QuantError, which would only come again; any other end
-    (Ctrl-C, a full disk, a kill) leaves them for the next run.
+    (Ctrl-C, a full disk, a kill) leaves them for the next run. Raises QuantError while another run makes `destination`.
     """
-    folder = destination.parent / f".{destination.name}.resume"
+    folder = resume_folder(destination)
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = lock_folder(folder)
+    if lock is None:
+        raise QuantError(f"{folder} is in use: another run is making {destination}", "Wait for it, or stop it first")
+    try:
+        yield from _kept(folder, inputs)
+    finally:
+        os.close(lock)
+
+
+def resume_folder(destination: Path) -> Path:
+    """Where an unfinished run keeps its results."""
+    return destination.parent / f".{destination.name}.resume"
+
+
+def _kept(folder: Path, inputs: Mapping[str, object]) -> Iterator[PartialResults]:
     text = json.dumps(inputs, indent=2, sort_keys=True)
     written = folder / _INPUTS
     if not written.exists() or written.read_text(encoding="utf-8") != text:
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
+        for path in folder.iterdir():  # the folder itself stays, since it is locked
+            path.unlink()
         written.write_text(text, encoding="utf-8")
     try:
         yield PartialResults(folder)

@@ -4,34 +4,36 @@ Three passes over the source: the first finds every linear's largest magnitude (
 written), so that fused layers can share a global even across shards; the second quantizes, one linear a core, and keeps
 each result on disk, so that a run that was stopped resumes; the third writes the shards. Methods that calibrate run the
 16-bit model before the second (quant/calibrate.py). But for that, no pass holds more than a tensor a core and its
-result.
+result. What all of it takes is computed before the first pass (quant/estimate.py).
 """
 
+import importlib.metadata
 import shutil
 import threading
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
 
+from quant import model_card
 from quant.atomic import atomic_directory
 from quant.blockwise import largest_magnitude, quantize_matrix
-from quant.calibrate import CalibrationSettings, calibrate
-from quant.calibration_text import calibration_text
+from quant.calibrate import CalibrationSettings, calibrate, lane_names
 from quant.errors import QuantError
 from quant.formats import compressed_tensors, quantize_config
-from quant.formats.quantize_config import ScalePolicy
-from quant.jsonfile import read_object, write_object
+from quant.jsonfile import write_object
+from quant.methods import DEFAULT_METHOD, Method
 from quant.parallel import map_single_threaded
 from quant.partial import PartialResults, partial_results
 from quant.progress import OnProgress, Progress, ignore_progress
-from quant.safetensors_file import INDEX_NAME, Checkpoint, ShardWriter, TensorInfo, open_checkpoint, write_index
-from quant.selection import DEFAULT_IGNORE, Selection, matching_pattern, select, siblings
-from quant.tensor import GROUP_SIZES
+from quant.safetensors_file import INDEX_NAME, Checkpoint, ShardWriter, TensorInfo, write_index
+from quant.selection import DEFAULT_IGNORE, Selection, matching_pattern, siblings
+from quant.task import Task, prepare
 
 # Tokenizer, template, generation settings, remote code, licence: all that may stand beside the weights, but no weights.
+# A README is the source's model card; quant/model_card.py writes the result's own.
 COPIED = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken", "*.py", "*.md", "LICENSE*", "NOTICE*")
 _KEPT_DTYPES = (
     torch.float16,
@@ -46,24 +48,6 @@ _KEPT_DTYPES = (
 
 
 @dataclass(frozen=True)
-class Method:
-    """How codes and scales are found: a policy of quant/methods/scales.py, with or without error compensation."""
-
-    policy: ScalePolicy = "mse"
-    compensate: bool = False
-
-    @property
-    def calibrates(self) -> bool:
-        """Whether it runs the model over calibration text."""
-        return self.compensate or self.policy == "quasar"
-
-    @property
-    def name(self) -> str:
-        """As written to quantize_config.json's scale_policy."""
-        return f"{self.policy}+compensation" if self.compensate else self.policy
-
-
-@dataclass(frozen=True)
 class QuantizeReport:
     """What was done. `kept`: tensor name to the reason it stayed in 16 bits; sizes are of tensor data, in bytes."""
 
@@ -71,9 +55,6 @@ class QuantizeReport:
     kept: Mapping[str, str]
     source_bytes: int
     output_bytes: int
-
-
-DEFAULT_METHOD = Method()
 
 
 def quantize_checkpoint(
@@ -90,29 +71,19 @@ def quantize_checkpoint(
 
     `ignore` is in compressed-tensors' syntax (quant/selection.py). What is kept stays float16 or bfloat16, float32
     becomes float16. `calibration` is for methods that calibrate; None is the default text. Raises QuantError for a
-    source that is no 16-bit model, a weight that is NaN or Inf or does not fit float16, and an existing `dst`;
-    nothing is left behind then. Anything else that ends it, such as Ctrl-C, leaves what is done for the next run.
+    source that is no 16-bit model, a weight that is NaN or Inf or does not fit float16, too little memory or disk, and
+    an existing `dst`; nothing is left behind then. Anything else that ends it, such as Ctrl-C, leaves what is done for
+    the next run.
     """
-    if method.policy not in quantize_config.SCALE_POLICIES:
-        known = ", ".join(quantize_config.SCALE_POLICIES)
-        raise QuantError(f"scale policy: expected one of {known}, got {method.policy!r}", "Choose one of these")
-    if group_size not in GROUP_SIZES:
-        raise QuantError(f"block size: expected 16 or 32, got {group_size}", "Choose one of these")
-    config = _read_source_config(src)
-    checkpoint = open_checkpoint(src)
-    _refuse_quantized_tensors(checkpoint)
-    selection = select(checkpoint.tensors, group_size, ignore)
-    if not selection.linears:
-        raise QuantError(
-            f"{src}: expected linear layers to quantize, got none", "Check the ignore patterns and the source"
-        )
-    if method.calibrates and calibration is None:
-        calibration = CalibrationSettings(calibration_text())
-    if calibration is not None and not method.calibrates:
-        raise QuantError(
-            f"calibration: expected none for {method.name}, which runs no model, got {calibration.text.source}",
-            "Leave the calibration options out, or choose quasar or compensation",
-        )
+    task = prepare(src, method=method, calibration=calibration, group_size=group_size, ignore=ignore)
+    return run(task, dst, on_progress)
+
+
+def run(task: Task, dst: Path, on_progress: OnProgress = ignore_progress) -> QuantizeReport:
+    """Does the task. Raises QuantError as `quantize_checkpoint` says."""
+    checkpoint, selection, method, calibration = task.checkpoint, task.selection, task.method, task.calibration
+    group_size = task.group_size
+    task.estimate.refuse_what_does_not_fit(checkpoint.directory, dst)
     inputs = _inputs(checkpoint, selection, method, calibration, group_size)
     with atomic_directory(dst) as out, ExitStack() as stack:
         amax = _largest_magnitudes(checkpoint, selection, on_progress)
@@ -121,25 +92,48 @@ def quantize_checkpoint(
             _calibrate(checkpoint, selection, method, calibration, done, on_progress)
         _quantize(checkpoint, selection, amax, method, group_size, done, on_progress)
         written = _write_shards(checkpoint, selection, out, group_size, done, on_progress)
-        if (src / INDEX_NAME).exists():
+        if (checkpoint.directory / INDEX_NAME).exists():
             write_index(out, written)
-        copy_files(src, out)
+        copy_files(checkpoint.directory, out, without=("config.json", *model_card.readmes(checkpoint.directory)))
         # Linears whose K does not fit match none of the patterns, so engines are told their names.
         modules = [name.removesuffix(".weight") for name in selection.kept if name.endswith(".weight")]
         misfits = tuple(
             module
             for module in modules
-            if len(checkpoint.tensors[f"{module}.weight"].shape) == 2 and not matching_pattern(module, ignore)
+            if len(checkpoint.tensors[f"{module}.weight"].shape) == 2 and not matching_pattern(module, task.ignore)
         )
-        config["quantization_config"] = compressed_tensors.write_config(group_size, ignore + misfits)
-        write_object(out / "config.json", config)
-        digest = calibration.text.sha256 if calibration else None
-        quantize_config.write(out, quantize_config.QuantizeConfig(group_size, method.name, digest))
-    return QuantizeReport(
-        selection.linears,
-        selection.kept,
-        sum(info.nbytes for info in checkpoint.tensors.values()),
-        sum(info.nbytes for info in written.values()),
+        quantization = compressed_tensors.write_config(group_size, task.ignore + misfits)
+        write_object(out / "config.json", {**task.config, "quantization_config": quantization})
+        record = _record(task)
+        quantize_config.write(out, record)
+        report = QuantizeReport(
+            selection.linears,
+            selection.kept,
+            sum(info.nbytes for info in checkpoint.tensors.values()),
+            sum(info.nbytes for info in written.values()),
+        )
+        figures = model_card.Figures(len(report.quantized), len(report.kept), report.source_bytes, report.output_bytes)
+        text = calibration.text.source if calibration else ""
+        model_card.write(checkpoint.directory, out, record, figures, text)
+    return report
+
+
+def _record(task: Task) -> quantize_config.QuantizeConfig:
+    """What the result says of how it was made."""
+    record = quantize_config.QuantizeConfig(
+        task.group_size,
+        task.method.name,
+        source=model_card.model_name(task.checkpoint.directory),
+        voltserve_version=importlib.metadata.version("voltserve"),
+    )
+    if task.calibration is None:
+        return record
+    return replace(
+        record,
+        calibration_sha256=task.calibration.text.sha256,
+        calibration_windows=task.calibration.windows,
+        calibration_window_tokens=task.calibration.window_tokens,
+        calibration_seed=task.calibration.seed,
     )
 
 
@@ -160,34 +154,6 @@ def _inputs(
         "calibration": calibration and {**asdict(calibration), "text": calibration.text.sha256},
         "block_size": group_size,
     }
-
-
-def _read_source_config(src: Path) -> dict[str, object]:
-    remedy = "Name a model directory with config.json, safetensors shards and tokenizer files"
-    if not src.is_dir():
-        raise QuantError(f"{src} is not a directory", remedy)
-    config = read_object(src / "config.json", remedy)
-    for present, where in (
-        ("quantization_config" in config, "config.json has a quantization_config"),
-        ((src / quantize_config.FILE_NAME).exists(), f"{quantize_config.FILE_NAME} exists"),
-        ((src / "hf_quant_config.json").exists(), "hf_quant_config.json exists"),
-    ):
-        if present:
-            raise QuantError(f"{src} is quantized already ({where})", "Start from the 16-bit model")
-    for key in ("dtype", "torch_dtype"):
-        if config.get(key) == "float32":
-            config[key] = "float16"
-    return config
-
-
-def _refuse_quantized_tensors(checkpoint: Checkpoint) -> None:
-    for name, info in checkpoint.tensors.items():
-        if info.dtype in (torch.float8_e4m3fn, torch.float8_e5m2) or name.endswith((".weight_packed", ".qweight")):
-            where = checkpoint.directory / info.shard
-            raise QuantError(
-                f"{where}: {name}: expected 16-bit or 32-bit floats, got quantized {info.dtype}",
-                "Start from the 16-bit model",
-            )
 
 
 def _largest_magnitudes(checkpoint: Checkpoint, selection: Selection, on_progress: OnProgress) -> dict[str, float]:
@@ -224,9 +190,12 @@ def _calibrate(
         calibration,
         gradients=method.policy == "quasar",
         diagonal=not method.compensate,
+        kept=done,
         on_progress=on_progress,
     )
     done.save(_CALIBRATION, sums)
+    for name in lane_names():
+        done.remove(name)
 
 
 def _quantize(

@@ -9,7 +9,7 @@ CERTIFICATES=/etc/ssl/certs/ca-certificates.crt
 
 docker image inspect "$tag" >/dev/null 2>&1 && exit 0
 command -v debootstrap >/dev/null || apt-get install -qq --no-install-recommends debootstrap >/dev/null
-mirror=$(apt-get indextargets --format "\$(REPO_URI)" 'Created-By: Packages' 'Origin: Debian' 'Component: main' | grep -v security | head -n 1)
+mirror=$(apt-get indextargets --format "\$(REPO_URI)" 'Created-By: Packages' 'Origin: Debian' 'Component: main' | grep -v security | head -n 1) || true  # none
 [[ -n $mirror ]] || { echo "docker_base: apt names no Debian mirror; run apt-get update" >&2; exit 1; }
 
 root=$(mktemp -d)

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Prints the folder of a CUDA 12.x toolkit that compiles for sm_70 (CUDA 13 dropped Volta), for use as CUDA_HOME.
-# CUDA_HOME is taken if its nvcc does; otherwise 12.4.131 is put together once, in the cache folder, from Debian trixie's
-# nvidia-cuda-toolkit (compiler, cuobjdump, nvdisasm) and three PyPI packages (headers, nvvm, libcudart): 115 MB of
-# checksummed downloads, under 15 s. Needs no GPU, no root and no change to the machine. Needs apt-get, dpkg, pip.
+# CUDA_HOME is taken if its nvcc does, then one in /usr/local; otherwise 12.4.131 is put together once, in the cache
+# folder, from Debian trixie's nvidia-cuda-toolkit (compiler, cuobjdump, nvdisasm) and three PyPI packages (headers, nvvm,
+# libcudart): 115 MB of checksummed downloads, under 15 s. Needs no GPU, no root and no change to the machine. Needs
+# apt-get, dpkg, pip. DEBIAN_MIRROR (scheme and host) is where to fetch from on a machine that is no Debian, an Ubuntu say.
 set -euo pipefail
 
 CACHE=${XDG_CACHE_HOME:-$HOME/.cache}/voltserve
@@ -21,6 +22,9 @@ if [[ -n ${CUDA_HOME:-} ]]; then
   say "CUDA_HOME=$CUDA_HOME has no nvcc that compiles for sm_70 (CUDA 13 dropped Volta); using $TREE"
 fi
 knows_volta "$TREE" && { echo "$TREE"; exit 0; }
+for installed in "${LOCAL:-/usr/local}"/cuda "${LOCAL:-/usr/local}"/cuda-12*; do
+  knows_volta "$installed" && { say "using $installed"; echo "$installed"; exit 0; }
+done
 
 for tool in apt-get dpkg sha256sum python3; do
   command -v "$tool" >/dev/null || fail "$tool is needed to fetch the compiler; or set CUDA_HOME to a CUDA 12.x toolkit"
@@ -33,10 +37,14 @@ trap 'rm -rf "$work"' EXIT
 began=$SECONDS
 
 # A private apt configuration: own sources, lists and cache, the machine's own mirror, only another suite.
-mirror=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' 'Origin: Debian' 'Component: main' | grep -v security | head -n 1)
-[[ -n $mirror ]] || fail "apt names no Debian mirror (run apt-get update once); or set CUDA_HOME to a CUDA 12.x toolkit"
+mirror=${DEBIAN_MIRROR:+$DEBIAN_MIRROR/debian}
+[[ -n $mirror ]] || mirror=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' 'Origin: Debian' 'Component: main' | grep -v security | head -n 1) || true  # none
+[[ -n $mirror ]] || fail "apt names no Debian mirror. On Debian run apt-get update once; elsewhere set DEBIAN_MIRROR=https://HOST to one, or CUDA_HOME to a CUDA 12.x toolkit"
 mkdir -p "$work"/apt/{lists,cache/archives}/partial
-echo "deb [signed-by=$KEYRING arch=amd64] $mirror trixie main contrib non-free" >"$work/apt/sources.list"
+# Only Debian has its keyring installed. The one file fetched is held to its checksum either way.
+trust=signed-by=$KEYRING
+[[ -f $KEYRING ]] || trust=trusted=yes
+echo "deb [$trust arch=amd64] $mirror trixie main contrib non-free" >"$work/apt/sources.list"
 apt=(apt-get -qq -o "Dir::Etc::SourceList=$work/apt/sources.list" -o Dir::Etc::SourceParts=- -o "Dir::State::Lists=$work/apt/lists"
      -o "Dir::Cache=$work/apt/cache" -o APT::Sandbox::User=root -o Acquire::Retries=3)
 say "fetching $DEB $DEB_VERSION"

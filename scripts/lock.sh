@@ -18,4 +18,4 @@ torch_stack=(torch torchvision torchaudio triton cuda-bindings cuda-pathfinder
 "$UV" pip compile torch.in "${universal[@]}" --constraint cpu.lock -o torch.lock
 "$UV" pip compile dev.in "${universal[@]}" --constraint cpu.lock -o dev.lock
 "$UV" pip compile ray.in "${universal[@]}" --constraint cpu.lock -o ray.lock
-"$UV" pip compile gpu.in "${common[@]}" --python-version 3.12 --python-platform x86_64-manylinux_2_28 -o gpu.lock
+"$UV" pip compile gpu.in "${universal[@]}" -o gpu.lock

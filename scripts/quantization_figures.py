@@ -26,8 +26,9 @@ from quant.evaluate.local import load_local
 from quant.evaluate.text import measure_text
 from quant.formats.quantize_config import SCALE_POLICIES
 from quant.jsonfile import read_object, write_object
+from quant.methods import Method
 from quant.progress import Progress
-from quant.quantize import Method, quantize_checkpoint
+from quant.quantize import quantize_checkpoint
 
 METHODS = tuple(Method(policy, compensate) for compensate in (False, True) for policy in SCALE_POLICIES)
 _TIMES = "seconds.json"

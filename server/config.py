@@ -22,7 +22,7 @@ from server.errors import ConfigError, unknown_name
 from server.flags import REFUSED, RETIRED, Flag, FlagValue, engine_flags, parse_arguments, parse_variable
 from server.modalities import FLAG as TEXT_ONLY
 from server.modalities import choose_text_only
-from server.presets import Automatic, Preset, find_preset, load_presets, select_preset, usable_cores
+from server.presets import Automatic, Preset, find_preset, load_presets, select_preset, unused_cards, usable_cores
 
 ENV_PREFIX = "VOLTSERVE_"
 
@@ -145,8 +145,9 @@ def load_config(
     if asked:
         preset = find_preset(asked, presets)
     else:
-        preset, decision = select_preset(presets, found, cpu_engine=_engine_is_cpu_build())
-        decisions.append(decision)
+        cpu_engine = engine_is_cpu_build()
+        preset, decision = select_preset(presets, found, cpu_engine=cpu_engine)
+        decisions += [decision, *unused_cards(presets, found, cpu_engine=cpu_engine)]
 
     values: dict[str, FlagValue] = {}
     sources: dict[str, str] = {}
@@ -300,7 +301,8 @@ def _preset_environment(preset: Preset, cpu_ranks: int, decisions: list[Decision
     return environment
 
 
-def _engine_is_cpu_build() -> bool:
+def engine_is_cpu_build() -> bool:
+    """Whether the installed engine is vLLM's CPU build. Raises ConfigError where none is installed."""
     try:
         return "cpu" in importlib.metadata.version("vllm")
     except importlib.metadata.PackageNotFoundError as error:

@@ -1,5 +1,6 @@
 """What was chosen automatically, and why: printed at start, kept in `/health`, shown by `voltserve explain`."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -13,3 +14,18 @@ class Decision:
 
     def __str__(self) -> str:
         return f"{self.what}: {self.choice} ({self.reason})"
+
+
+# What is decided where the engine cannot use the cards of its machine (server/presets.py).
+UNUSED_CARDS = ("engine", "the CPU build")
+
+
+def costly(decisions: Iterable[Decision]) -> list[str]:
+    """Of the choices those that the user will hardly have wanted: 4-bit weights kept in 16 bits, unused cards."""
+    told = []
+    for one in decisions:
+        if one.what in {"NVFP4 linear layers", "NVFP4 experts"} and one.choice == "dense":
+            told.append(f"{one.what} do not stay in 4 bits: {one.reason}")
+        elif (one.what, one.choice) == UNUSED_CARDS:
+            told.append(f"the engine is {one.choice}: {one.reason}")
+    return told

@@ -7,7 +7,7 @@ from typing import Any
 
 from server import preflight
 from server.config import Config, setting_flags
-from server.decisions import Decision
+from server.decisions import Decision, costly
 from server.errors import PreflightError
 from server.render import ALWAYS, is_inherited, overridden, render_launch
 from server.volta import engine_decisions
@@ -26,12 +26,14 @@ def explain(config: Config) -> dict[str, Any]:
     checked, problem = _preflight(config)
     engine, refusal = engine_decisions(config)
     inherited = sorted(name for name in os.environ if is_inherited(name) and name not in ALWAYS)
+    decisions = (*config.decisions, *overridden(config), *checked, *engine)
     return {
         "settings": {name: {"value": values[name], "source": config.sources[name]} for name in own},
         "engine_flags": {
             name: {"value": config.engine[name], "source": config.sources[name]} for name in sorted(config.engine)
         },
-        "decisions": [vars(decision) for decision in (*config.decisions, *overridden(config), *checked, *engine)],
+        "decisions": [vars(decision) for decision in decisions],
+        "warnings": costly(decisions),
         "devices": [vars(device) for device in config.devices.gpus] or config.devices.reason,
         "engine_command": list(launch.argv),
         "engine_environment": {name: value for name, value in sorted(launch.env.items()) if name not in inherited},
@@ -58,6 +60,7 @@ def as_text(explained: dict[str, Any]) -> str:
         lines += [f"  {name:<{widths[0]}}  {value:<{widths[1]}}  {source}" for name, value, source in rows]
     lines.append("decisions:")
     lines += [f"  {one['what']}: {one['choice']} ({one['reason']})" for one in explained["decisions"]]
+    lines += [f"WARNING: {warning}" for warning in explained["warnings"]]
     lines += ["engine command:", f"  {shlex.join(explained['engine_command'])}", "engine environment:"]
     lines += [f"  {name}={value}" for name, value in explained["engine_environment"].items()]
     lines.append(f"  inherited: {', '.join(explained['engine_inherits'])}")

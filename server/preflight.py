@@ -14,6 +14,7 @@ from server.decisions import Decision
 from server.errors import PreflightError
 from server.plan import NotPlannedError, plan_for
 from server.plan.model import read_entries
+from server.shards import check_shards
 
 WEIGHT_PATTERNS = ("*.safetensors", "*.bin", "*.pt", "*.gguf")
 INDEX = "model.safetensors.index.json"
@@ -26,6 +27,7 @@ def check(config: Config) -> tuple[Decision, ...]:
         PreflightError: serving cannot work; says what was found and what to do.
     """
     check_model(Path(config.model))
+    check_shards(Path(config.model))
     check_speculation(config)
     check_gpus(config)
     check_ray(config)

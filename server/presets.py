@@ -13,7 +13,7 @@ from typing import Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from server.decisions import Decision
+from server.decisions import UNUSED_CARDS, Decision
 from server.devices import Device, Devices
 from server.errors import ConfigError, PreflightError, unknown_name
 from server.flags import FlagValue, check_value, engine_flags
@@ -180,6 +180,15 @@ def _first_problem(error: ValidationError) -> str:
     return f"{'.'.join(where) or 'file'}: {problem['msg']}, got {problem['input']!r}"
 
 
+def unused_cards(presets: Mapping[str, Preset], devices: Devices, *, cpu_engine: bool) -> list[Decision]:
+    """What to tell where the engine is vLLM's CPU build and the machine has cards that the CUDA build would use."""
+    ours = {preset.match.capability for preset in presets.values() if preset.match is not None}
+    if not cpu_engine or not ours.intersection(gpu.capability for gpu in devices.gpus):
+        return []
+    remedy = "`make setup ENGINE=gpu` installs the GPU engine"
+    return [Decision(*UNUSED_CARDS, f"{devices} stays unused, which would serve many times faster; {remedy}")]
+
+
 def select_preset(presets: Mapping[str, Preset], devices: Devices, *, cpu_engine: bool) -> tuple[Preset, Decision]:
     """The preset for these devices, with the reason: a pure function.
 
@@ -194,10 +203,12 @@ def select_preset(presets: Mapping[str, Preset], devices: Devices, *, cpu_engine
     """
     found = devices.gpus
     if not cpu_engine and not found:
+        example = next(name for name, preset in presets.items() if preset.match and not preset.extends)
         raise PreflightError(
             f"no GPU: {devices.reason}, and the installed engine is vLLM's CUDA build. In a container: start it with "
             "--gpus all on a machine with the NVIDIA Container Toolkit (is nvidia-smi fine on the machine itself?), or "
-            "use the -cpu image. To only look, as explain and plan do, name a preset with --preset"
+            "use the -cpu image. Without one: `make setup ENGINE=cpu` installs the CPU engine. To look, as explain "
+            f"and plan do, name a preset: --preset {example}"
         )
     if cpu_engine:
         preset = next(preset for preset in presets.values() if preset.match is None)

@@ -15,7 +15,7 @@ import uvloop
 
 from server import logs, preflight
 from server.config import Config
-from server.decisions import Decision
+from server.decisions import Decision, costly
 from server.diagnosis.catalogue import UNKNOWN_EXIT_CODE
 from server.gateway import Gateway
 from server.gateway.exchange import EngineSocket
@@ -32,7 +32,9 @@ log = structlog.get_logger("voltserve.serve")
 
 
 def serve(configs: Sequence[Config], module: str = ENGINE_MODULE) -> int:
-    """Serves until SIGTERM or SIGINT. Returns the exit code: 0 after an orderly end, if no engine was down then.
+    """Serves until SIGTERM or SIGINT, or until no engine can ever work: with these settings, and these models' files.
+
+    Returns the exit code: 0 after an orderly end, if no engine was down then; else that of the diagnosis.
 
     Args:
         configs: one merged configuration an engine; the gateway's settings are the same in each.
@@ -82,7 +84,8 @@ class _Engine:
         launch = render_launch(config, plan.runtime, module=module)
         name = {"engine": config.name} if config.name else {}
         for decision in plan.decisions:
-            log.info("decision", what=decision.what, choice=decision.choice, reason=decision.reason, **name)
+            level = "warning" if costly([decision]) else "info"
+            getattr(log, level)("decision", what=decision.what, choice=decision.choice, reason=decision.reason, **name)
         log.info("engine command", command=str(launch), **name)
         supervisor = Supervisor(config, launch, plan.runtime, client, plan.decisions)
         supervisor.subscribe(plan.show.show)
@@ -107,8 +110,15 @@ async def _run(plans: Sequence[_Plan], sock: socket.socket, module: str) -> int:
             engines.append(_Engine.of(plan, client, exchange, module))
         supervisors = [engine.supervisor for engine in engines]
         gateway = Gateway(config, Pool([engine.upstream for engine in engines]))
+        hopeless = asyncio.Event()
+
+        def judge(_: Status) -> None:
+            if all(supervisor.status.lasting for supervisor in supervisors):
+                hopeless.set()
+
         for engine in engines:
             engine.supervisor.subscribe(gateway.metrics.observer(engine.upstream.name))
+            engine.supervisor.subscribe(judge)
         http = http_server(gateway, config.body_timeout)
         # What was made so far lives as long as the process: without it, looking for garbage takes no time that shows.
         gc.collect()
@@ -119,10 +129,14 @@ async def _run(plans: Sequence[_Plan], sock: socket.socket, module: str) -> int:
         serving = asyncio.create_task(http.serve(sockets=[sock]))
         running = [asyncio.create_task(engine.run()) for engine in engines]
         try:
-            await first_done(serving, *running, signals.first.wait())
+            await first_done(serving, *running, signals.first.wait(), hopeless.wait())
             code = next(filter(None, (_exit_code(supervisor.status) for supervisor in supervisors)), 0)
+            why = f"{signals.name} came" if signals.name else "the gateway ended"
+            if hopeless.is_set() and not signals.name:
+                why = "no engine can be started; the diagnosis says what to do first"
+                log.error("serve ends", reason=why, exit_code=code)
             for supervisor in supervisors:
-                supervisor.drain(f"{signals.name} came" if signals.name else "the gateway ended")
+                supervisor.drain(why)
             log.info("draining", in_flight=gateway.in_flight.count, seconds=config.drain_timeout)
             await first_done(gateway.in_flight.wait_for_none(), signals.second.wait(), limit=config.drain_timeout)
             if gateway.in_flight.count:

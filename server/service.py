@@ -19,7 +19,9 @@ from server.errors import UserError
 
 POLL = 0.2  # seconds between two looks
 STOP_LIMIT = 60.0  # seconds after SIGTERM; serve's own drain and stop timeouts end well before
+END_LIMIT = 5.0  # seconds between serve's last answer and its end, where it ends by itself
 EXIT_BY_SIGNAL = 128  # plus the signal's number, as shells have it
+LAST_WORDS = "engine's last words"  # the supervisor's event with a line of the engine's
 LAST_LINES = 20  # of the log, in the error of a service that ended by itself
 
 
@@ -64,7 +66,7 @@ class Service:
         began = time.monotonic()
         while True:
             _check_alive(self.process, self.log)
-            body = self.health()
+            body = self._told()
             if body["state"] == "ready":
                 return time.monotonic() - began
             if body["state"] == "failed":
@@ -72,6 +74,16 @@ class Service:
             phase = (body["progress"] or {}).get("phase") or body["state"]
             on_progress(Progress(what, 0, 1, "start", f"{phase}, {time.monotonic() - began:.0f} s"))
             time.sleep(POLL)
+
+    def _told(self) -> dict[str, Any]:
+        """The body of `/health`; where serve has just ended, that is the error."""
+        try:
+            return self.health()
+        except ServiceFailedError:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(END_LIMIT)
+            _check_alive(self.process, self.log)
+            raise
 
     def stop(self) -> int:
         """Ends it in order and returns its exit code; kills it where that takes longer than a minute."""
@@ -141,9 +153,18 @@ def _ended_by_sigterm() -> Iterator[None]:
 
 def _check_alive(process: "subprocess.Popen[bytes]", log: Path) -> None:
     code = process.poll()
-    if code is not None:
-        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-LAST_LINES:]
-        raise ServiceFailedError(f"serve ended with exit code {code}: " + "\n".join(map(_event, lines)))
+    if code is None:
+        return
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    records = [_record(line) for line in lines]
+    told = [record for record in records if record.get("event") == "diagnosis"]
+    if told:
+        words = "; ".join(str(record["line"]) for record in records if record.get("event") == LAST_WORDS)
+        docs = str(told[-1]["see"])
+        found = {"id": docs.partition("#")[2], "title": told[-1]["what"], "remedy": [told[-1]["remedy"]], "docs": docs}
+        raise ServiceFailedError(f"serve ended with exit code {code}: {words}", found)
+    last = "\n".join(map(_event, lines[-LAST_LINES:]))
+    raise ServiceFailedError(f"serve ended with exit code {code}: {last}")
 
 
 def _port(log: Path) -> int | None:

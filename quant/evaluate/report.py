@@ -51,6 +51,8 @@ def as_html(report: EvalReport) -> str:
 def as_text(report: EvalReport) -> str:
     """The main figures, a line each; the source's in parentheses."""
     lines = [report.model.name, *report.notes]
+    if report.model.text is not None:
+        lines.append(f"tokens measured: {report.model.text.tokens}")
     for part, measures in _MAIN.items():
         results = [getattr(model, part) for model in (report.model, report.source) if model is not None]
         if results[0] is None:

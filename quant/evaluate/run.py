@@ -84,7 +84,7 @@ def evaluate_directory(
     result = _answer_and_write(result, model, "the model", settings, on_progress)
     if reference and source_result:
         source_result = _answer_and_write(source_result, reference, "the source", settings, on_progress)
-    return EvalReport(result, source_result, _described(settings), tuple(notes))
+    return EvalReport(result, source_result, _described(settings, result), tuple(notes))
 
 
 def _refuse_calibration_text(directory: Path, text: Text) -> None:
@@ -115,7 +115,9 @@ def evaluate_server(
             result, text=server.measure_text(settings.text, tokens=settings.tokens, on_progress=on_progress)
         )
     result = _answer_and_write(result, server, "the model", settings, on_progress)
-    return EvalReport(result, None, _described(settings), notes)
+    described = _described(settings, result)
+    del described["window"]  # windows are cut by characters here
+    return EvalReport(result, None, described, notes)
 
 
 def _answer_and_write(
@@ -130,9 +132,12 @@ def _answer_and_write(
     return result
 
 
-def _described(settings: EvalSettings) -> dict[str, object]:
+def _described(settings: EvalSettings, result: ModelResult) -> dict[str, object]:
+    """`tokens` are those measured: fewer than asked for where the text ends, more where a server's last window does."""
     return {
-        **{key: value for key, value in asdict(settings).items() if key != "text"},
+        **{key: value for key, value in asdict(settings).items() if key not in {"text", "tokens"}},
+        "tokens_asked": settings.tokens,
+        "tokens": result.text.tokens if result.text else 0,
         "text": settings.text.source,
         "text_sha256": settings.text.sha256,
     }

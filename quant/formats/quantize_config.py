@@ -4,7 +4,9 @@
 
 `block_size` is the number of weights that share a block scale. `scale_policy` says how the scales were found; reading
 does not depend on it, so any name is accepted. `calibration_sha256`, where there is one, is the digest of the text
-that they were calibrated on, which nothing should be measured on.
+that they were calibrated on, which nothing should be measured on. `calibration_windows` pieces of
+`calibration_window_tokens` tokens were drawn from it with `calibration_seed`. `source` names the 16-bit model, and
+`voltserve_version` what made this one of it: with them, it can be made again.
 """
 
 from dataclasses import asdict, dataclass
@@ -22,7 +24,15 @@ BLOCK_SIZES = (16, 32)
 ScalePolicy = Literal["maxabs", "mse", "fourosix", "quasar"]
 SCALE_POLICIES: tuple[ScalePolicy, ...] = get_args(ScalePolicy)
 
-_KEYS = ("quantization_format", "version", "block_size", "scale_policy", "calibration_sha256")
+_OPTIONAL: dict[str, type[str] | type[int]] = {
+    "calibration_sha256": str,
+    "calibration_windows": int,
+    "calibration_window_tokens": int,
+    "calibration_seed": int,
+    "source": str,
+    "voltserve_version": str,
+}
+_KEYS = ("quantization_format", "version", "block_size", "scale_policy", *_OPTIONAL)
 _REMEDY = "Restore the file from the model's source, or make the model again with `voltserve quantize`"
 
 
@@ -33,6 +43,11 @@ class QuantizeConfig:
     block_size: int
     scale_policy: str
     calibration_sha256: str | None = None
+    calibration_windows: int | None = None
+    calibration_window_tokens: int | None = None
+    calibration_seed: int | None = None
+    source: str | None = None
+    voltserve_version: str | None = None
 
 
 def read(directory: Path) -> QuantizeConfig:
@@ -45,7 +60,7 @@ def read(directory: Path) -> QuantizeConfig:
     config = QuantizeConfig(
         field(data, "block_size", int, str(path), _REMEDY),
         field(data, "scale_policy", str, str(path), _REMEDY),
-        optional(data, "calibration_sha256", str, str(path), _REMEDY),
+        **{key: optional(data, key, kind, str(path), _REMEDY) for key, kind in _OPTIONAL.items()},  # type: ignore[arg-type]
     )
     if name != FORMAT:
         raise QuantError(f"{path}: quantization_format: expected {FORMAT!r}, got {name!r}", _REMEDY)

@@ -17,9 +17,11 @@ def evaluate(
     target: Annotated[str, typer.Argument(metavar="TARGET", help="Model directory, or a server's URL without /v1.")],
     source: Annotated[Path | None, typer.Option(help="The 16-bit model it was made from, to compare with.")] = None,
     text: Annotated[
-        Path | None, typer.Option(help="Text to measure on. [default: Python's language reference]")
+        Path | None, typer.Option(help="Text or JSONL to measure on. [default: Python's language reference]")
     ] = None,
-    tokens: Annotated[int, typer.Option(min=64, help="Tokens of the text.")] = 4096,
+    tokens: Annotated[
+        int, typer.Option(min=64, help="Tokens of the text; a server's last window may add some.")
+    ] = 4096,
     window: Annotated[int, typer.Option(min=16, help="Tokens of context, half of them overlapping.")] = 512,
     long_tokens: Annotated[int, typer.Option(min=16, help="Tokens of each long output.")] = 256,
     only: Annotated[
@@ -43,7 +45,7 @@ def evaluate(
         raise typer.BadParameter("--source needs a model directory: a server does not return whole distributions")
     with user_errors(), progress() as on_progress:
         settings = EvalSettings(
-            evaluation_text(text),
+            evaluation_text(text, None if is_server else Path(target)),
             tuple(only) if only else PARTS,
             tokens=tokens,
             window=window,

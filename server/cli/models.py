@@ -1,5 +1,6 @@
 """Commands on model directories: fetch, quantize, verify, inspect, convert."""
 
+import sys
 from dataclasses import asdict
 from enum import Enum
 from pathlib import Path
@@ -52,7 +53,11 @@ def quantize(
         bool, typer.Option("--compensate", help="Round column by column, later ones making up for errors (GPTQ).")
     ] = False,
     calibration_text: Annotated[
-        Path | None, typer.Option(help="Text for quasar and --compensate. [default: Python's library]")
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="For quasar, --compensate: text, or JSONL of `text` or chat `messages`. [default: Python's library]",
+        ),
     ] = None,
     calibration_windows: Annotated[
         int | None, typer.Option(min=1, help="Windows of 512 tokens to calibrate on. [default: 16]")
@@ -63,28 +68,43 @@ def quantize(
         list[str] | None,
         typer.Option(help="Layer to keep as it is: a name, or re:PATTERN. Repeatable; replaces the default list."),
     ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only show what it takes: memory, disk, time. Reads no weight.")
+    ] = False,
 ) -> None:
-    """Quantize a model directory to QUASAR-NVFP4."""
+    """Quantize a model directory to QUASAR-NVFP4.
+
+    Memory, disk and time are estimated before any weight is read. A run that was stopped (Ctrl-C, a kill, a full disk)
+    keeps what it has done beside DST; the same command goes on from there, with the same result.
+    """
     from quant import calibration_text as texts
     from quant.calibrate import CalibrationSettings
-    from quant.quantize import Method, quantize_checkpoint
+    from quant.methods import Method
+    from quant.quantize import run
     from quant.selection import DEFAULT_IGNORE
+    from quant.task import prepare
+    from server.cli.interrupt import resumable
 
-    with user_errors(), progress() as on_progress:
+    with user_errors():
         chosen = {"windows": calibration_windows, "seed": seed}
         given = {name: value for name, value in chosen.items() if value is not None}
         calibration = None
         if given or calibration_text is not None:
-            calibration = CalibrationSettings(texts.calibration_text(calibration_text), **given)
-        report = quantize_checkpoint(
+            calibration = CalibrationSettings(texts.calibration_text(calibration_text, source), **given)
+        task = prepare(
             source,
-            destination,
             method=Method(method.value, compensate),
             calibration=calibration,
             group_size=int(group_size.value),
             ignore=DEFAULT_IGNORE if ignore is None else tuple(ignore),
-            on_progress=on_progress,
         )
+        estimate = task.estimate
+        print(estimate.as_text(destination), file=sys.stdout if dry_run else sys.stderr)
+        if dry_run:
+            estimate.refuse_what_does_not_fit(source, destination)
+            return
+        with resumable(destination), progress() as on_progress:
+            report = run(task, destination, on_progress)
     print(
         f"{destination}: {len(report.quantized)} linear layers in NVFP4, {len(report.kept)} tensors kept; "
         f"{report.source_bytes / 1e6:.0f} MB became {report.output_bytes / 1e6:.0f} MB"

@@ -1,5 +1,6 @@
 """Commands that start an engine, or say what starting one would do: serve, explain, plan, doctor, version."""
 
+from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -37,10 +38,20 @@ def explain(ctx: typer.Context, as_json: AsJson = False) -> None:
     raise typer.Exit(2 if any(one["problem"] for one in explained) else 0)
 
 
+class PlannedFormat(str, Enum):
+    """What `plan --as` takes."""
+
+    NVFP4 = "nvfp4"
+
+
 @app.command(cls=ConfiguredCommand, context_settings=FREE, options_metavar="DIR [FLAGS]")
 def plan(
     ctx: typer.Context,
     as_json: AsJson = False,
+    as_format: Annotated[
+        PlannedFormat | None,
+        typer.Option("--as", help="Plan a 16-bit model as it will be once `voltserve quantize` has made it this."),
+    ] = None,
     against: Annotated[
         Path | None,
         typer.Option(
@@ -53,7 +64,7 @@ def plan(
     from server.plan import plan_for
 
     with user_errors():
-        planned = plan_for(load_config(_model_first(ctx.args)))
+        planned = plan_for(load_config(_model_first(ctx.args)), quantized=as_format is not None)
         if against is not None:
             raise typer.Exit(_compare(planned.as_dict(), against, as_json=as_json))
     if as_json:

@@ -30,8 +30,16 @@ EXIT_CODES: dict[Kind, int] = {
 }
 UNKNOWN_EXIT_CODE = EXIT_CODES["engine"]
 
+# Whether a start that failed may work when it is tried again; an entry's own `retry` beats its kind's. Settings and the
+# model's files are the same at the next start. Whatever else fails may have been taken by others (memory, a GPU, the
+# disk), lost by chance (a link, a step), or be unknown.
+RETRIED: dict[Kind, bool] = {kind: kind not in {"configuration", "model"} for kind in EXIT_CODES}
+
 # What stands before a line's own text: "(EngineCore pid=7) ERROR 11-29 21:39:27 [core.py:12] ", each part optional.
 _HEAD = re.compile(r"^(?:\([^)]*\) *)*(?:(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) [\d-]+ [\d:]+ \[[^\]]*\] )?")
+# Lines that say themselves that nothing failed: of logging, and of torch's own log ("W1201 03:51:18 …"). Python's
+# `warnings` are not among them: torch tells so why it found no GPU.
+_HARMLESS = re.compile(r"^(?:\([^)]*\) *)*(?:(?:DEBUG|INFO|WARNING)\b|(?:\[rank\d+\]:)?\[?[IVW]\d{4} )")
 
 
 class _Strict(BaseModel):
@@ -54,6 +62,7 @@ class Entry(_Strict):
     lines: tuple[str, ...] = ()
     exit: str = ""
     also: str = ""
+    retry: bool | None = None
     cause: str = Field(min_length=1)
     remedy: tuple[str, ...] = Field(min_length=1)
     evidence: tuple[Evidence, ...] = ()
@@ -68,13 +77,22 @@ class Entry(_Strict):
                 raise ValueError(f"{pattern!r} is not a pattern: {error}") from error
         return patterns
 
+    @property
+    def retried(self) -> bool:
+        """Whether an engine that failed so at its start is started again."""
+        return RETRIED[self.kind] if self.retry is None else self.retry
+
     def find(self, ending: "Ending") -> str | None:
-        """The line, or the way of ending, that this entry matches."""
+        """The line, the fault or the way of ending that this entry matches, in words that are no client's."""
         if self.also and not any(re.search(self.also, line) for line in ending.lines):
             return None
         for line in ending.lines:
             if any(re.search(pattern, line) for pattern in self.lines):
                 return line
+        for fault in ending.faults:
+            # From its beginning: what a client wrote stands, if at all, within a message.
+            if any(re.match(pattern, text) for pattern in self.lines for text in fault.beginnings):
+                return str(fault)
         return ending.exit if self.exit and re.search(self.exit, ending.exit) else None
 
 
@@ -86,21 +104,48 @@ class Catalogue(_Strict):
 
 
 @dataclass(frozen=True)
+class Fault:
+    """What ended a process of the engine: an exception of `type`; without one, `message` is the engine's own words."""
+
+    type: str
+    message: str
+
+    @property
+    def beginnings(self) -> tuple[str, ...]:
+        """Where a pattern may begin to match."""
+        bare = self.type.rpartition(".")[2]
+        return (self.message, f"{bare}: {self.message}", f"{self.type}: {self.message}")
+
+    def __str__(self) -> str:
+        """In words that are no client's: an exception's message may repeat what one wrote."""
+        return f"{self.type} (its message is in the log)" if self.type else self.message
+
+
+@dataclass(frozen=True)
 class Ending:
-    """What is known of an engine's end: `exit` in the supervisor's words, and its last lines without their heads."""
+    """What is known of an engine's end: `exit` in the supervisor's words, and what its processes left behind.
+
+    lines: of its log, without their heads; none once it has served, since clients' words may stand in them.
+    faults: what its processes told of themselves.
+    """
 
     exit: str
-    lines: tuple[str, ...]
+    lines: tuple[str, ...] = ()
+    faults: tuple[Fault, ...] = ()
 
     @classmethod
-    def of(cls, exit_text: str, lines: Iterable[str]) -> "Ending":
-        """From lines as the engine wrote them."""
-        return cls(exit_text, tuple(_HEAD.sub("", line).strip() for line in lines))
+    def of(cls, exit_text: str, lines: Iterable[str], faults: Iterable[Fault] = ()) -> "Ending":
+        """From lines as the engine wrote them; those that it wrote as warnings or less are no errors."""
+        errors = tuple(_HEAD.sub("", line).strip() for line in lines if not _HARMLESS.match(line))
+        return cls(exit_text, errors, tuple(faults))
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """The entry that matched, and the `found` text that it matched. `docs`: where it is described."""
+    """The entry that matched, and the `found` text that it matched. `docs`: where it is described.
+
+    `retry`: whether a start that failed so may work when it is tried again.
+    """
 
     id: str
     title: str
@@ -108,6 +153,7 @@ class Diagnosis:
     cause: str
     remedy: tuple[str, ...]
     found: str
+    retry: bool = True
 
     @property
     def docs(self) -> str:
@@ -149,5 +195,5 @@ def diagnose(ending: Ending, entries: tuple[Entry, ...] | None = None) -> Diagno
     for entry in load_catalogue() if entries is None else entries:
         found = entry.find(ending)
         if found is not None:
-            return Diagnosis(entry.id, entry.title, entry.kind, entry.cause, entry.remedy, found)
+            return Diagnosis(entry.id, entry.title, entry.kind, entry.cause, entry.remedy, found, entry.retried)
     return None

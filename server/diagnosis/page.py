@@ -15,6 +15,17 @@ says which it is: in the log, in `/health` under `diagnosis`, and in the exit co
 while the engine is down. `voltserve doctor` finds many of these causes before a start, `voltserve plan DIR` those that
 are a matter of memory. The first entry below that matches is the diagnosis.
 
+A start that fails is tried again after 1, 2, 4 … 60 s, five times at most. Where another start would end the same, it
+is not: `voltserve serve` then ends at once with the exit code, or goes on while another engine of `--engines` may work.
+An engine that has worked is always started again.
+
+Compose's `restart: unless-stopped` starts the container again whatever the exit code, with up to a minute between two
+starts. `docker compose ps` then shows `Restarting (65)`, the container's log the diagnosis; `docker compose stop` ends
+it. In a systemd unit, `RestartPreventExitStatus=65 78` keeps such a failure from being repeated.
+
+Once an engine serves, its log may repeat what clients wrote. So `/health` and the diagnosis of a later failure rest on
+how its processes ended and on what they tell of themselves apart from the log. An exception's message stays in the log.
+
 This page is made from `configs/errors.yaml` by `python -m server.diagnosis.page`; change that file, not this one.
 
 | exit code | kind |
@@ -35,6 +46,7 @@ def _section(entry: Entry) -> str:
         seen.append(f"- an engine that ended so: `{entry.exit}`")
     if entry.also:
         seen.append(f"- and besides, a line with `{entry.also}`")
+    lines.append(f"Kind: {entry.kind}; {'tried again' if entry.retried else 'not tried again'}.\n")
     lines += ["Seen as:\n", *seen, f"\nCause: {entry.cause}\n", "Remedy:\n", *(f"- {step}" for step in entry.remedy)]
     return "\n".join(lines) + "\n"
 

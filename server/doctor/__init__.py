@@ -6,8 +6,9 @@ Reading and judging are apart: `nvml`, `host`, `disk` and `trial` read, `gpus` a
 from collections.abc import Sequence
 from pathlib import Path
 
+from server.config import engine_is_cpu_build
 from server.doctor import nvml
-from server.doctor.checks import check_all_reduce, check_disk, check_host, check_p2p
+from server.doctor.checks import check_all_reduce, check_disk, check_engine, check_host, check_p2p
 from server.doctor.disk import read_disk
 from server.doctor.findings import Finding
 from server.doctor.gpus import check_gpus
@@ -31,7 +32,7 @@ def examine(model: Path | None, host: str, port: int, start_timeout: float, *, q
     """
     reading = nvml.read()
     disk = None if model is None else read_disk(model)
-    findings = [*check_gpus(reading)]
+    findings = [*check_gpus(reading), *check_engine(reading.gpus, cpu_engine=engine_is_cpu_build())]
     if reading.gpus and not quick:
         findings += check_p2p(run_trial(P2P), reading.gpus)
         if len(reading.gpus) > 1:

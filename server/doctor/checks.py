@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from server.doctor.disk import Disk
 from server.doctor.findings import Finding, Level
+from server.doctor.gpus import CAPABILITY
 from server.doctor.host import Host
 from server.doctor.nvml import Gpu
 from server.doctor.trial import Trial
@@ -14,6 +15,19 @@ OPEN_FILES = 4096
 SLOW_DISK = 200e6  # bytes a second; a good hard disk
 FASTEST_HARD_DISK = 320e6
 _NO_PEER = "Use a -pcie preset, or set NCCL_P2P_DISABLE=1"
+
+
+def check_engine(gpus: Sequence[Gpu], *, cpu_engine: bool) -> Iterator[Finding]:
+    """Whether the installed engine is for this machine."""
+    cards = ", ".join(f"{gpu.name} ({gpu.capability})" for gpu in gpus)
+    if not cpu_engine and not gpus:
+        remedy = "`make setup ENGINE=cpu` installs the CPU engine; with a card, look at the driver"
+        yield Finding("error", "engine", "engine", "a card for vLLM's CUDA build", "no card", remedy)
+    elif cpu_engine and any(gpu.capability == CAPABILITY for gpu in gpus):
+        remedy = "`make setup ENGINE=gpu` installs the engine that uses them"
+        yield Finding("warning", "engine", "engine", f"vLLM's CUDA build for {cards}", "vLLM's CPU build", remedy)
+    else:
+        yield Finding("ok", "engine", "engine", "one for this machine", "CPU build" if cpu_engine else "CUDA build")
 
 
 def check_host(host: Host, gpus: int, model_bytes: int) -> Iterator[Finding]:
@@ -113,7 +127,7 @@ def check_p2p(trial: Trial, gpus: Sequence[Gpu]) -> Iterator[Finding]:
         architecture = f"sm_{gpu.capability.replace('.', '')}"
         if architecture not in built:
             got = f"torch {trial.answer['torch']} with {', '.join(sorted(built)) or 'none'}"
-            remedy = "Install the locked requirements (`make setup`) or use the published image"
+            remedy = "Install the locked requirements (`make setup ENGINE=gpu`), or `scripts/docker_build.sh gpu`"
             yield Finding("error", "torch", f"GPU {gpu.index}", f"machine code for {architecture}", got, remedy)
     for pair in trial.answer["pairs"]:
         what = f"GPU {pair['source']} to {pair['destination']}"

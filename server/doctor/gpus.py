@@ -17,7 +17,7 @@ def check_gpus(reading: Reading) -> Iterator[Finding]:
     """Everything that NVML tells, in order."""
     if reading.absent:
         remedy = (
-            "Without it only the CPU preset works. On a GPU host install driver 535, 550, 570 or 580; start containers "
+            "Without it only the CPU engine works. On a GPU host install driver 535, 550, 570 or 580; start containers "
             "with --gpus all"
         )
         yield Finding("info", "driver", "driver", "an NVIDIA driver", reading.problem, remedy)

@@ -15,6 +15,7 @@ from server.plan.compare import Option, compare, recommend
 from server.plan.memory import Plan
 from server.plan.model import Model, NotPlannedError, read_model, text_only
 from server.plan.nodes import Nodes, lay_over_nodes, obstacle
+from server.plan.quantized import as_nvfp4
 from server.plan.settings import device_of, run_of, split_of
 from server.presets import find_preset, load_presets
 
@@ -33,25 +34,31 @@ class Planned:
     options: tuple[Option, ...]
     decision: Decision | None
     nodes: Nodes | None
+    quantized: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
-        return report.as_dict(self.model, self.plan, self.options, self.decision, self.nodes)
+        made = {"as": "nvfp4"} if self.quantized else {}
+        return {**made, **report.as_dict(self.model, self.plan, self.options, self.decision, self.nodes)}
 
     def as_text(self) -> str:
         """For people."""
-        return report.as_text(self.model, self.plan, self.options, self.decision, self.nodes)
+        made = "once it is made NVFP4 by `voltserve quantize`:\n" if self.quantized else ""
+        return made + report.as_text(self.model, self.plan, self.options, self.decision, self.nodes)
 
 
-def plan_for(config: Config) -> Planned:
-    """The plan of what `serve` would start.
+def plan_for(config: Config, *, quantized: bool = False) -> Planned:
+    """The plan of what `serve` would start, or with `quantized` of what it would once the 16-bit model is in NVFP4.
 
     Raises:
+        UserError: `quantized` is asked for of a model that is so already.
         QuantError: the model's files are missing or broken.
         NotPlannedError: a kind of model whose memory is not computed here.
     """
     preset = find_preset(config.preset, load_presets())
     model = read_model(Path(config.model))
+    if quantized:
+        model = as_nvfp4(model)
     if is_text_only(config.engine):
         model = text_only(model)
     device = device_of(config, preset)
@@ -63,7 +70,7 @@ def plan_for(config: Config) -> Planned:
     plan = replace(plan, problems=(*obstacles, *plan.problems))
     nodes = lay_over_nodes(model, plan) if config.over_ray and split.pipeline > 1 and not obstacles else None
     if preset.match is None:
-        return Planned(model, plan, (), None, nodes)
+        return Planned(model, plan, (), None, nodes, quantized)
     options = compare(model, device, run)
     gpus = (len(config.devices.gpus) or preset.match.count) * (split.pipeline if config.over_ray else 1)
-    return Planned(model, plan, options, recommend(options, gpus), nodes)
+    return Planned(model, plan, options, recommend(options, gpus), nodes, quantized)

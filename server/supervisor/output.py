@@ -5,6 +5,8 @@ import re
 from collections import deque
 from collections.abc import Callable
 
+from server.diagnosis import Fault
+
 KEPT_LINES = 50
 MAX_LINE = 4000  # characters; longer lines are cut, so that no output can exhaust our memory
 
@@ -17,6 +19,14 @@ _TELLING = re.compile(
     r"|Worker proc \S+ died|the engine died: "
 )
 
+# What native code writes past Python's prefixes: the head of an error in torch's C++ log, of a kernel's assertion.
+_NATIVE = re.compile(
+    r"\[rank\d+\]:\[[EF]\d{4} [^\]]*\] *(?:\[[^\]]*\] *)*(?:Process group watchdog thread terminated with exception: )?"
+    r"|\S+\.cuh?:\d+: .*?: block: \[[\d,]+\], thread: \[[\d,]+\] Assertion `"
+)
+_CLIENTS = "(APIServer "  # of the process that reads requests
+_HARMLESS = re.compile(r"^(?:\([^)]*\) *)*\W*(?:DEBUG|INFO|WARNING)\b")
+
 
 class EngineOutput:
     """Collects the lines of one start of the engine."""
@@ -26,27 +36,55 @@ class EngineOutput:
         self.lines: deque[str] = deque(maxlen=KEPT_LINES)
         # Kept apart, since the root cause comes first and the tracebacks it leads to would push it out of `lines`.
         self._telling: dict[str, None] = {}
+        self._native: list[Fault] = []
+        self.served = False
+
+    def serve(self) -> None:
+        """From now on clients' words may stand in the lines: what they say is for the log, and no evidence.
+
+        Native code's errors are still read: it has no other way to tell of a GPU that was waited for in vain.
+        """
+        self.served = True
+        self._telling.clear()
+        self.lines.clear()
+
+    @property
+    def evidence(self) -> list[str]:
+        """What may say why the engine ended; nothing once it has served."""
+        return [] if self.served else [*self._telling, *self.lines]
+
+    @property
+    def native(self) -> tuple[Fault, ...]:
+        """Errors of native code since the engine has served."""
+        return tuple(self._native)
 
     async def pump(self, stream: asyncio.StreamReader) -> None:
         """Reads `stream` to its end. A carriage return ends a line too: progress bars use it."""
-        pending = b""
+        pending, begins = b"", True
         while chunk := await stream.read(65536):
-            *whole, pending = re.split(rb"[\r\n]+", pending + chunk)
-            for line in whole:
-                self._take(line)
+            *whole, pending = re.split(rb"([\r\n]+)", pending + chunk)
+            for line, ending in zip(whole[::2], whole[1::2], strict=True):
+                self._take(line, begins)
+                begins = ending.endswith(b"\n")
             if len(pending) > MAX_LINE:
-                self._take(pending)
-                pending = b""
-        self._take(pending)
+                self._take(pending, begins)
+                pending, begins = b"", False
+        self._take(pending, begins)
 
-    def _take(self, raw: bytes) -> None:
+    def _take(self, raw: bytes, begins: bool) -> None:
+        """`begins`: this is a line's beginning, and not what follows a carriage return or the longest part kept."""
         line = raw.decode("utf-8", "replace").rstrip()[:MAX_LINE]
         if not line:
             return
-        self.lines.append(line)
         self._on_line(level_of(line), line)
+        if self.served:
+            if begins and (match := _NATIVE.match(line)) and len(self._native) < KEPT_LINES:
+                self._native.append(Fault("native code", line[match.end() :]))
+            if not begins or line.startswith(_CLIENTS):
+                return
+        self.lines.append(line)
         text = _message(_PREFIX.sub("", line)).strip()
-        if _TELLING.match(text) and len(self._telling) < KEPT_LINES:
+        if not _HARMLESS.match(line) and _TELLING.match(text) and len(self._telling) < KEPT_LINES:
             self._telling[text] = None
 
     def errors(self, most: int = 3) -> list[str]:

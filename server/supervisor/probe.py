@@ -23,6 +23,8 @@ PROOFS: tuple[tuple[str, dict[str, Any]], ...] = (
 # Bounds of a likeliest token's natural log-probability: vLLM writes -9999 for minus infinity, and no vocabulary is so
 # large that its likeliest token comes near; float32 sums may leave a probability of 1 by a little.
 IMPOSSIBLE, ROUNDING = -100.0, 1e-3
+NO_NUMBER = "Out of range float values"  # with which JSON's writer, and so vLLM, refuses NaN and infinity
+NOT_FINITE = "the model's outputs are not finite"  # configs/errors.yaml knows it by these words
 CERTAIN = math.log(0.5)
 
 
@@ -107,6 +109,8 @@ async def prove(client: httpx.AsyncClient, model: str) -> Proof:
             raise EngineNotWorkingError(f"{route} broke off: {type(error).__name__} {error}") from error
         if response.status_code == httpx.codes.NOT_FOUND:
             continue
+        if not response.is_success and NO_NUMBER in response.text:
+            raise EngineNotWorkingError(f"{NOT_FINITE}: {route} had NaN or infinity to answer with")
         if body is _TOLD and response.status_code == httpx.codes.BAD_REQUEST:
             refusal = f"the first completion could not be examined: {response.text[:200]}"
             continue
@@ -118,8 +122,22 @@ async def prove(client: httpx.AsyncClient, model: str) -> Proof:
             logprobs = response.json()["choices"][0].get("logprobs") or {}
         except (ValueError, LookupError, TypeError) as error:
             raise EngineNotWorkingError(f"{route} answered with no completion: {response.text[:300]}") from error
+        check_finite(logprobs)
         return Proof(route, tuple(oddities(logprobs)))
     raise EngineNotWorkingError(f"it serves none of {', '.join(dict.fromkeys(route for route, _ in PROOFS))}")
+
+
+def check_finite(logprobs: Mapping[str, Any]) -> None:
+    """Checks that the likeliest tokens of a completion have probabilities that a softmax of finite numbers gives.
+
+    Raises:
+        EngineNotWorkingError: one has not; whatever such a model answers is noise.
+    """
+    tokens, values = logprobs.get("tokens") or [], logprobs.get("token_logprobs") or []
+    for token, value in zip(tokens, values, strict=False):
+        if not isinstance(value, int | float) or not IMPOSSIBLE < value < ROUNDING:
+            likeliest = f"in the first completion the likeliest token, {token!r}, has the log-probability {value}"
+            raise EngineNotWorkingError(f"{NOT_FINITE}: {likeliest}")
 
 
 def oddities(logprobs: Mapping[str, Any]) -> list[str]:
@@ -130,9 +148,6 @@ def oddities(logprobs: Mapping[str, Any]) -> list[str]:
     tokens, values = logprobs.get("tokens") or [], logprobs.get("token_logprobs") or []
     if not values:
         return ["the engine gave no log-probabilities for the first completion"]
-    for token, value in zip(tokens, values, strict=False):
-        if not isinstance(value, int | float) or not IMPOSSIBLE < value < ROUNDING:
-            return [f"in the first completion the likeliest token, {token!r}, has the log-probability {value}"]
     if len(set(tokens)) == 1 and len(tokens) > 1 and min(values) > CERTAIN:
         return [f"the first completion repeats {tokens[0]!r} {len(tokens)} times, each time with near certainty"]
     return []

@@ -64,7 +64,18 @@ class PulseEvent(_Event):
     event: Literal["pulse"]
 
 
-Event = PhaseEvent | ProgressEvent | DecisionEvent | PulseEvent
+class FaultEvent(_Event):
+    """An exception ended a process of the engine, or, without a `type`, how a process ended in the engine's own words.
+
+    `message` may repeat what a client wrote: it is compared with the catalogue and shown nowhere.
+    """
+
+    event: Literal["fault"]
+    type: Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]{0,99}$|^$")]
+    message: Text
+
+
+Event = PhaseEvent | ProgressEvent | DecisionEvent | PulseEvent | FaultEvent
 _EVENT: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="event")])
 
 

@@ -88,6 +88,11 @@ class Status:
     given_up: bool = False
 
     @property
+    def lasting(self) -> bool:
+        """Whether the engine was given up for a reason that lasts: the settings, or the model's files."""
+        return self.given_up and self.diagnosis is not None and not self.diagnosis.retry
+
+    @property
     def start_elapsed(self) -> float:
         """Seconds since the engine was last started."""
         return time.monotonic() - self.started_at

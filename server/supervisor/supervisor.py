@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,17 +11,19 @@ import httpx
 import structlog
 
 from server.config import Config
-from server.decisions import Decision
-from server.diagnosis import Ending, diagnose
+from server.decisions import Decision, costly
+from server.diagnosis import Ending, Fault, diagnose
 from server.render import Launch, engine_socket, progress_socket
-from server.supervisor.output import KEPT_LINES, EngineOutput
+from server.supervisor.output import EngineOutput
 from server.supervisor.probe import EngineNotWorkingError, Heartbeat, Pulse, heartbeat, prove, wait_until_it_answers
 from server.supervisor.process import EngineProcess, describe_exit
-from server.supervisor.progress import Event, ProgressTracker, PulseEvent, receive_progress
+from server.supervisor.progress import Event, FaultEvent, ProgressTracker, PulseEvent, receive_progress
 from server.supervisor.states import Progress, State, Status, check_transition
 
 MAX_FAILURES = 5  # in a row, without having been ready between them
 MAX_BACKOFF = 60.0  # seconds
+MAX_FAULTS = 50  # of one start's, kept
+SHOWN_WORDS = 3
 HEARTBEAT_INTERVAL = 1.0  # seconds
 
 log = structlog.get_logger("voltserve.supervisor")
@@ -70,6 +72,8 @@ class Supervisor:
         self._failures = 0
         self._tracker = ProgressTracker()
         self._pulsed_at: float | None = None
+        self._faults: list[Fault] = []
+        self._worked = False  # this engine has been ready
         self._process: EngineProcess | None = None
         self._draining = asyncio.Event()
         self._stopping = asyncio.Event()
@@ -145,6 +149,8 @@ class Supervisor:
         first = self.status.last_exit is None and self.status.state is State.STARTING
         self._tracker = ProgressTracker()
         self._pulsed_at = None
+        self._faults = []
+        self._worked = False
         engine_socket(self._runtime).unlink(missing_ok=True)
         if not first:
             self._enter(State.STARTING, "restarted", restarts=self.status.restarts + 1)
@@ -176,6 +182,9 @@ class Supervisor:
         self._enter(State.WARMING, "a first completion is under way", progress=Progress("first completion"))
         proof = await prove(self._client, self._config.served_model_name[0])
         self._failures = 0
+        self._worked = True
+        if self._process is not None:
+            self._process.output.serve()
         warnings = (*proof.warnings, *costly(self.status.decisions))
         for warning in warnings:
             log.warning("the engine works, but", warning=warning)
@@ -210,10 +219,12 @@ class Supervisor:
         return beat
 
     async def _wait_before_restart(self) -> None:
-        if self._failures >= MAX_FAILURES:
-            reason = f"given up after {self._failures} failures in a row; the last: {self.status.reason}"
-            log.error("given up", failures=self._failures)
-            self._update(reason=reason, given_up=True)
+        found = self.status.diagnosis
+        lasting = found is not None and not found.retry and not self._worked
+        if lasting or self._failures >= MAX_FAILURES:
+            why = "since another start would end the same" if lasting else f"after {self._failures} failures in a row"
+            log.error("given up", why=why)
+            self._update(reason=f"given up {why}; the last: {self.status.reason}", given_up=True)
             await self._draining.wait()
             return
         delay = self._backoff(self._failures)
@@ -229,22 +240,32 @@ class Supervisor:
         self._enter(State.FAILED, reason, progress=None, last_exit=reason)
 
     def _finish(self, exit_text: str, output: EngineOutput) -> None:
-        """Adds what the engine last said, which is known only once its output has ended, and what that means."""
+        """Adds what the engine last said, which is known only once its output has ended, and what that means.
+
+        /health shows it to everyone. Once the engine has served, the lines stay in the log: clients' words may stand in
+        them.
+        """
         if self.status.state is not State.FAILED:
             self._update(last_exit=exit_text)
             return
-        errors = output.errors()
-        for line in errors:
+        words = output.errors()
+        for line in words:
             log.error("engine's last words", line=line)
-        found = diagnose(Ending.of(self.status.reason, [*output.errors(KEPT_LINES), *output.lines]))
+        faults = [*self._faults, *output.native]
+        found = diagnose(Ending.of(self.status.reason, output.evidence, faults))
         if found is not None:
             log.error("diagnosis", what=found.title, cause=found.cause, remedy=" ".join(found.remedy), see=found.docs)
-        reason = " | ".join([self.status.reason, *errors])
+        told = list(dict.fromkeys(str(fault) for fault in faults))[:SHOWN_WORDS] if output.served else words
+        reason = " | ".join([self.status.reason, *told])
         self._update(reason=reason, last_exit=reason, diagnosis=found)
 
     def _on_event(self, event: Event) -> None:
         if isinstance(event, PulseEvent):
             self._pulsed_at = time.monotonic()
+            return
+        if isinstance(event, FaultEvent):
+            if len(self._faults) < MAX_FAULTS:
+                self._faults.append(Fault(event.type, event.message))
             return
         self._tracker.take(event)
         if self.status.state is State.STARTING:
@@ -272,15 +293,6 @@ class Supervisor:
         self.status = replace(self.status, **changes)
         for listener in self._listeners:
             listener(self.status)
-
-
-def costly(decisions: Iterable[Decision]) -> list[str]:
-    """Of an engine's choices those that its user will hardly have wanted: 4-bit weights kept in 16 bits or more."""
-    return [
-        f"{one.what} do not stay in 4 bits: {one.reason}"
-        for one in decisions
-        if one.what in {"NVFP4 linear layers", "NVFP4 experts"} and one.choice == "dense"
-    ]
 
 
 def _fault_of(task: "asyncio.Task[None]") -> str:

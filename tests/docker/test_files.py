@@ -73,4 +73,6 @@ def test_the_build_context_holds_what_the_stages_copy() -> None:
     allowed = set(re.findall(r"^!(\S+)$", (ROOT / ".dockerignore").read_text(), re.MULTILINE))
     for source in re.findall(r"source=((?:scripts|requirements)[^,\s]*)", DOCKERFILE):
         assert source in allowed or source.split("/")[0] in allowed, source
+    for copied in re.findall(r"^COPY (scripts/.*) scripts/$", DOCKERFILE, re.MULTILINE):
+        assert set(copied.split()) <= allowed
     assert all((ROOT / path).exists() for path in allowed)

@@ -87,13 +87,65 @@ def test_scales_that_stay_in_float32_are_not_looked_at(suffix: str) -> None:
     check.judge(model)
 
 
-def test_nan_is_named_too_and_many_tensors_are_counted() -> None:
+def test_many_tensors_are_counted() -> None:
     check, model = OverflowCheck(torch.float16), Casting()
     model.weight[0] = torch.inf
     for number in range(5):
-        check.look_at(f"t{number}", torch.tensor([1.0, torch.nan if number == 0 else 1e9]), "a.safetensors")
-    with pytest.raises(QuantError, match=r"t0 \(a\.safetensors\).* got nan in float32; t1 .*; t2 .* and 2 more"):
+        check.look_at(f"t{number}", torch.tensor([1.0, 1e9]), "a.safetensors")
+    with pytest.raises(QuantError, match=r"t0 \(a\.safetensors\).* got 1e\+09 in float32; t1 .*; t2 .* and 2 more"):
         check.judge(model)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("stored", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("computed", [torch.float16, torch.float32])
+def test_a_tensor_that_is_not_finite_is_named(
+    tmp_path: Path, load: Any, value: float, stored: torch.dtype, computed: torch.dtype
+) -> None:
+    write(tmp_path, value, stored)
+    with pytest.raises(QuantError, match=rf"{NAME} \(model\.safetensors\): expected finite values, got {value:g} in "):
+        load(tmp_path, Casting(computed), computed)
+
+
+@pytest.mark.parametrize("byte", [0x7F, 0xFF])
+@pytest.mark.parametrize("name", ["weight_scale", "weight"])
+def test_fp8_that_is_not_finite_is_named(tmp_path: Path, load: Any, byte: int, name: str) -> None:
+    tensor = torch.arange(8, dtype=torch.uint8)
+    tensor[5] = byte
+    save_file({f"a.{name}": tensor.view(torch.float8_e4m3fn)}, tmp_path / "model.safetensors")
+    with pytest.raises(
+        QuantError, match=rf"a\.{name} \(model\.safetensors\): expected finite values, got nan in float8"
+    ):
+        load(tmp_path, Casting(torch.float8_e4m3fn), torch.float16)
+
+
+def test_every_finite_fp8_passes(tmp_path: Path, load: Any) -> None:
+    finite = [byte for byte in range(256) if byte & 0x7F != 0x7F]
+    tensor = torch.tensor(finite, dtype=torch.uint8).view(torch.float8_e4m3fn)
+    save_file({"a.weight_scale": tensor}, tmp_path / "model.safetensors")
+    load(tmp_path, Casting(torch.float8_e4m3fn, len(finite)), torch.float16)
+
+
+@pytest.mark.parametrize("name", ["weight_global_scale", "weight_scale_2"])
+def test_a_global_scale_that_is_not_finite_is_named(tmp_path: Path, load: Any, name: str) -> None:
+    write(tmp_path, torch.nan, torch.float32, f"a.{name}")
+    with pytest.raises(QuantError, match=rf"a\.{name} .*got nan in float32"):
+        load(tmp_path, Casting(torch.float32), torch.float16)
+
+
+@pytest.mark.parametrize("name", ["a.input_scale", "a.input_global_scale", "a.k_scale"])
+def test_a_scale_that_is_not_used_may_be_anything(tmp_path: Path, load: Any, name: str) -> None:
+    write(tmp_path, torch.nan, torch.float32, name)
+    load(tmp_path, Casting(torch.float32), torch.float32)
+
+
+def test_a_tensor_that_the_model_does_not_hold_may_be_anything(tmp_path: Path, load: Any) -> None:
+    class Deaf(Casting):
+        def load_weights(self, weights: Iterator[tuple[str, torch.Tensor]]) -> set[str]:
+            return {"weight"} if list(weights) else set()
+
+    write(tmp_path, torch.nan, torch.float32)
+    load(tmp_path, Deaf(), torch.float16)
 
 
 def test_empty_tensors_and_bytes_are_passed_over() -> None:

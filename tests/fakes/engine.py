@@ -51,7 +51,8 @@ class Start:
     load_seconds: float = 0.0
     fail_first: int = 0  # so many starts end in an error
     hang: bool = False  # never listen
-    refuse: bool = False  # completions answer 500
+    refusal: tuple[int, str] | None = None  # status and message with which completions are answered
+    repeat: bool = False  # print what clients send, in every way in which vLLM's processes do
     pooling: bool = False  # no completions, only embeddings
     judge: bool = False  # requests that do not fit the gateway's OpenAPI document are refused
     odd: bool = False  # log-probabilities as of a model that says one thing only
@@ -70,6 +71,7 @@ class Answer:
     word: str = "字"  # what each token's text begins with
     score: float = -1.0  # the log-probability of each token of an echoed prompt
     kill_after: int | None = None  # SIGKILL to ourselves after so many tokens
+    fault: tuple[str, str] | None = None  # told before that: an exception's type and message
     half_event: bool = False  # the last token before the kill is cut in the middle
 
 
@@ -146,8 +148,11 @@ class FakeEngine:
     async def complete(self, request: Request) -> Response:
         body = {"model": self.names[0], **await request.json()}  # vLLM too takes it for the only model
         self.stats["headers"] = dict(request.headers)
-        if self.start.refuse:
-            return JSONResponse({"error": {"message": "no kernel image", "code": 500}}, 500)
+        if self.start.repeat:
+            repeat_all({**body, "headers": dict(request.headers)})
+        if self.start.refusal:
+            status, message = self.start.refusal
+            return JSONResponse({"error": {"message": message, "code": status}}, status)
         if body["model"] not in self.names:
             return _not_found(f"The model `{body['model']}` does not exist.")
         answer = Answer(**{**self.start.answer, **body.get("fake", {})})
@@ -190,6 +195,8 @@ class FakeEngine:
             answer.delay + (0 if index else answer.first_delay)
         )  # also lets what was written before leave the process
         if index == answer.kill_after:
+            if answer.fault:
+                progress.fault(*answer.fault)
             os.kill(os.getpid(), signal.SIGKILL)
         self.stats["tokens"] += 1
         return f"{answer.word}{index} "
@@ -213,6 +220,29 @@ class FakeEngine:
         finally:
             self.stats["running"] -= 1
             self.stats["finished" if ended else "aborted"] += 1
+
+
+def strings_of(value: Any) -> list[str]:
+    """All texts in a JSON value, as they are."""
+    if isinstance(value, dict):
+        return [text for key, item in value.items() for text in (key, *strings_of(item))]
+    if isinstance(value, list):
+        return [text for item in value for text in strings_of(item)]
+    return [value] if isinstance(value, str) else []
+
+
+def repeat_all(body: dict[str, Any]) -> None:
+    """Prints a request, and each of its texts as it is."""
+    for text in (str(body), *strings_of(body)):
+        repeat(text)
+
+
+def repeat(text: str) -> None:
+    """Prints a client's text as vLLM does: a refused request's traceback, the requests of a step that failed."""
+    heads = ("(APIServer pid=1) ", "(APIServer pid=1) ERROR 12-01 03:50:00 [serving.py:1] ")
+    for head in (*heads, "(EngineCore pid=2) ERROR 12-01 03:50:00 [dump_input.py:79] Dumping scheduler output: "):
+        print("\n".join(f"{head}{line}" for line in text.split("\n")), flush=True)
+        print(f"{head}ValueError: {text}".replace("\n", f"\n{head}"), flush=True)
 
 
 def _not_found(message: str) -> Response:

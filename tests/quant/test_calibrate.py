@@ -5,7 +5,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from quant.calibrate import CalibrationSettings, calibrate, draw_windows
 from quant.calibration_text import Text, calibration_text, evaluation_text
 from quant.errors import QuantError
-from quant.quantize import Method, quantize_checkpoint
+from quant.methods import Method
+from quant.quantize import quantize_checkpoint
 from tests.quant.tiny_model import TEXT, tiny_model
 
 DOWN, GATE = "model.layers.1.mlp.down_proj", "model.layers.0.mlp.gate_proj"

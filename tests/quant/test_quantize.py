@@ -1,3 +1,4 @@
+import importlib.metadata
 import json
 
 import pytest
@@ -11,8 +12,9 @@ from quant.errors import QuantError
 from quant.formats import quantize_config
 from quant.formats.compressed_tensors import GLOBAL, PACKED, SCALE, read_config, read_linear, scheme
 from quant.formats.quantize_config import QuantizeConfig
+from quant.methods import Method
 from quant.progress import Progress
-from quant.quantize import Method, quantize_checkpoint
+from quant.quantize import quantize_checkpoint
 from quant.safetensors_file import INDEX_NAME, open_checkpoint
 from tests.quant.files import names_in
 
@@ -138,7 +140,9 @@ def test_the_configs_describe_the_result(tmp_path, source):
     described = read_config(config.pop("quantization_config"), "config.json")
     assert described == scheme(32, ("re:.*embed", "model.layers.0.mlp.odd_proj"))
     assert config == {"architectures": ["LlamaForCausalLM"], "dtype": "float16", "x": [1]}
-    assert quantize_config.read(tmp_path / "out") == QuantizeConfig(32, "maxabs")
+    assert quantize_config.read(tmp_path / "out") == QuantizeConfig(
+        32, "maxabs", source="source", voltserve_version=importlib.metadata.version("voltserve")
+    )
 
 
 def test_tokenizer_template_and_licence_are_copied_but_no_other_weights(tmp_path, source):
@@ -146,6 +150,7 @@ def test_tokenizer_template_and_licence_are_copied_but_no_other_weights(tmp_path
 
     assert names_in(tmp_path / "out") == [
         "LICENSE",
+        "README.md",
         "chat_template.jinja",
         "config.json",
         "model.safetensors",
@@ -243,6 +248,26 @@ def test_a_source_that_is_no_16_bit_model_is_refused(tmp_path, source, damage, m
         quantize_checkpoint(source, tmp_path / "out")
 
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("full_config", [False, True])
+def test_a_lora_adapter_is_told_to_be_merged_first(tmp_path, full_config):
+    adapter = tmp_path / "lora"
+    adapter.mkdir()
+    (adapter / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "Qwen/Qwen3-32B", "r": 16}))
+    save_file({"base_model.model.q_proj.lora_A.weight": random(8, 64, 0)}, adapter / "adapter_model.safetensors")
+    if full_config:
+        (adapter / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]}))
+
+    with pytest.raises(QuantError, match=r"lora is a LoRA adapter.*Merge it.*Qwen/Qwen3-32B.*merge_and_unload"):
+        quantize_checkpoint(adapter, tmp_path / "out")
+    assert names_in(tmp_path) == ["lora"]
+
+
+def test_a_merged_model_with_its_adapter_s_config_beside_it_is_a_model(tmp_path, source):
+    (source / "adapter_config.json").write_text("{}")
+    quantize_checkpoint(source, tmp_path / "out")
+    assert (tmp_path / "out" / "config.json").exists()
 
 
 @pytest.mark.parametrize(

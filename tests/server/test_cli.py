@@ -1,7 +1,11 @@
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -145,43 +149,90 @@ def test_fetch_hands_over_its_arguments_and_logs_progress(monkeypatch: pytest.Mo
     assert "downloading" in err
 
 
-def test_quantize_hands_over_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
-    from quant.quantize import Method, QuantizeReport
+class FakeTask:
+    """Stands for what is to be quantized; notes what it was made of."""
 
-    calls = []
+    def __init__(self, calls: list[Any], source: Path, options: dict[str, Any]) -> None:
+        calls.append((source, options))
+        self.estimate = self
 
-    def quantize(src: Path, dst: Path, **options: object) -> QuantizeReport:
-        options.pop("on_progress")
-        calls.append((src, dst, options))
-        return QuantizeReport(("a", "b"), {"c": "ignored"}, 4_000_000, 1_000_000)
+    def as_text(self, destination: Path) -> str:
+        return f"memory and time for {destination}"
 
-    monkeypatch.setattr("quant.quantize.quantize_checkpoint", quantize)
+    def refuse_what_does_not_fit(self, source: Path, destination: Path) -> None:
+        raise QuantError(f"{source}: too large", "Buy a larger machine")
+
+
+@pytest.fixture
+def quantizing(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """`voltserve quantize` up to its work, which ends at once; what was asked for."""
+    from quant.quantize import QuantizeReport
+
+    calls: list[Any] = []
+    monkeypatch.setattr("quant.task.prepare", lambda source, **options: FakeTask(calls, source, options))
+    report = QuantizeReport(("a", "b"), {"c": "ignored"}, 4_000_000, 1_000_000)
+    monkeypatch.setattr("quant.quantize.run", lambda _task, destination, _progress: calls.append(destination) or report)
+    return calls
+
+
+def test_quantize_hands_over_its_options(quantizing: list[Any]) -> None:
+    from quant.methods import Method
+
     options = ["--method", "maxabs", "--group-size", "32", "--ignore", "lm_head", "--ignore", "re:x"]
-    code, out, _ = run("quantize", "a", "b", *options)
+    code, out, err = run("quantize", "a", "b", *options)
     assert code == 0
     expected = {"method": Method("maxabs"), "calibration": None, "group_size": 32, "ignore": ("lm_head", "re:x")}
-    assert calls == [(Path("a"), Path("b"), expected)]
+    assert quantizing == [(Path("a"), expected), Path("b")]
     assert out.strip() == "b: 2 linear layers in NVFP4, 1 tensors kept; 4 MB became 1 MB"
+    assert err.startswith("memory and time for b")
 
 
-def test_quantize_hands_over_what_to_calibrate_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quantize_hands_over_what_to_calibrate_on(tmp_path: Path, quantizing: list[Any]) -> None:
     from quant.calibrate import CalibrationSettings
     from quant.calibration_text import Text
-    from quant.quantize import Method, QuantizeReport
+    from quant.methods import Method
 
-    calls = []
-
-    def quantize(src: Path, dst: Path, **options: object) -> QuantizeReport:
-        calls.append((options["method"], options["calibration"]))
-        return QuantizeReport((), {}, 0, 0)
-
-    monkeypatch.setattr("quant.quantize.quantize_checkpoint", quantize)
-    text = tmp_path / "text"
-    text.write_text("words")
+    text = tmp_path / "text.jsonl"
+    text.write_text('{"text": "words"}')
     options = ["--method", "quasar", "--compensate", "--calibration-text", str(text), "--calibration-windows", "3"]
     code, _, _ = run("quantize", "a", "b", *options)
     assert code == 0
-    assert calls == [(Method("quasar", compensate=True), CalibrationSettings(Text("words", str(text)), windows=3))]
+    asked = quantizing[0][1]
+    assert asked["method"] == Method("quasar", compensate=True)
+    assert asked["calibration"] == CalibrationSettings(Text("words", str(text)), windows=3)
+
+
+def test_a_dry_run_of_quantize_shows_what_it_takes_and_fails_where_it_would(quantizing: list[Any]) -> None:
+    code, out, err = run("quantize", "a", "b", "--dry-run")
+    assert code == 1
+    assert out.strip() == "memory and time for b"
+    assert err.strip() == "voltserve: a: too large. Buy a larger machine"
+    assert Path("b") not in quantizing
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_ctrl_c_of_quantize_says_how_to_go_on(
+    tmp_path: Path, quantizing: list[Any], monkeypatch: pytest.MonkeyPatch, begun: bool
+) -> None:
+    def interrupted(_task: object, destination: Path, _progress: object) -> None:
+        if begun:
+            (tmp_path / ".b.resume").mkdir()
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(5)
+
+    before = signal.getsignal(signal.SIGINT)
+    monkeypatch.setattr("quant.quantize.run", interrupted)
+    code, _, err = run("quantize", "a", str(tmp_path / "b"))
+    assert code == 130
+    assert "Ctrl-C again stops at once" in err
+    assert ("run the same command again to go on" in err) == begun
+    assert (str(tmp_path / ".b.resume") in err) == begun
+    assert signal.getsignal(signal.SIGINT) == before
+
+
+def test_the_help_of_quantize_says_that_it_resumes() -> None:
+    _, out, _ = run("quantize", "--help")
+    assert "the same command goes on from there" in " ".join(out.split())
 
 
 def test_plan_shows_the_sum_and_exits_with_0_where_it_fits(planned_model: Path) -> None:
@@ -230,7 +281,7 @@ def test_eval_hands_a_directory_over_and_writes_json_and_page(tmp_path: Path, mo
     code, out, _ = run("eval", "m", "--source", "s", "--only", "text", "--tokens", "99", "--w4a4", *files)
     assert code == 0
     assert calls == [(Path("m"), Path("s"), ("text",), 99, True)]
-    assert out.splitlines() == ["m", "a note", "perplexity: 12.5000"]
+    assert out.splitlines() == ["m", "a note", "tokens measured: 9", "perplexity: 12.5000"]
     assert json.loads((tmp_path / "r.json").read_text())["model"]["text"]["perplexity"] == 12.5
     assert "a note" in (tmp_path / "r.html").read_text()
 

@@ -6,8 +6,10 @@ from unittest.mock import patch
 import pytest
 
 from server.config import Config, Settings, all_flags, is_loopback, load_config, setting_flags
+from server.decisions import costly
 from server.devices import Device, Devices
 from server.errors import ConfigError
+from server.explain import as_text, explain
 from server.flags import engine_flags
 
 V100 = Device("Tesla V100-PCIE-16GB", "GPU-1", "7.0", 16, nvlink=False)
@@ -20,7 +22,7 @@ def config(
 ) -> Config:
     """On these devices, with the engine made for them unless one is named."""
     cpu_build = not devices.gpus if cpu_engine is None else cpu_engine
-    with patch("server.config._engine_is_cpu_build", lambda: cpu_build):
+    with patch("server.config.engine_is_cpu_build", lambda: cpu_build):
         return load_config(shlex.split(line), environ or {}, lambda: devices)
 
 
@@ -142,6 +144,27 @@ def test_the_cpu_build_leaves_gpus_alone() -> None:
     merged = config("--model m", devices=PAIR, cpu_engine=True)
     assert merged.preset == "cpu-smoke"
     assert "CPU build" in merged.decisions[0].reason
+
+
+def test_unused_cards_are_a_warning_unless_the_preset_was_asked_for_or_no_engine_would_use_them() -> None:
+    told = costly(config("--model m", devices=PAIR, cpu_engine=True).decisions)
+    assert len(told) == 1
+    assert "Tesla V100-PCIE-16GB" in told[0]
+    assert "make setup ENGINE=gpu" in told[0]
+    other = Devices((Device("NVIDIA A100", "GPU-9", "8.0", 40, nvlink=False),))
+    for quiet in (
+        config("--model m", devices=PAIR, cpu_engine=False),
+        config("--model m", devices=NONE, cpu_engine=True),
+        config("--model m", devices=other, cpu_engine=True),
+        config("--model m --preset cpu-smoke", devices=PAIR, cpu_engine=True),
+    ):
+        assert not costly(quiet.decisions)
+
+
+def test_explain_shows_the_warning(tmp_path: Path) -> None:
+    explained = explain(config(f"--model {tmp_path}", devices=PAIR, cpu_engine=True))
+    assert explained["warnings"] == costly(config("--model m", devices=PAIR, cpu_engine=True).decisions)
+    assert f"WARNING: {explained['warnings'][0]}" in as_text(explained)
 
 
 def test_a_configuration_cannot_be_changed() -> None:

@@ -1,4 +1,5 @@
 import json
+import os
 import socket
 from pathlib import Path
 
@@ -9,11 +10,13 @@ from server.config import load_config
 from server.decisions import Decision
 from server.devices import Device, Devices
 from server.errors import PreflightError
+from server.shards import DamagedShardError, check_shards
 from tests.quant.checkpoints import write_model
+from tests.server.conftest import NO_TENSORS
 
 
 def test_a_whole_model_directory_passes(model: Path) -> None:
-    (model / "b.safetensors").write_bytes(b"x")
+    (model / "b.safetensors").write_bytes(NO_TENSORS)
     (model / preflight.INDEX).write_text(json.dumps({"weight_map": {"a": "model.safetensors", "b": "b.safetensors"}}))
     preflight.check_model(model)
 
@@ -168,3 +171,33 @@ def test_workers_that_ray_starts_need_ray(model: Path, monkeypatch: pytest.Monke
         preflight.check_ray(config)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
     preflight.check_ray(config)
+
+
+def test_a_shard_that_is_cut_off_is_named_with_its_bytes_and_ends_as_damage_does(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "m")
+    (shard, *_) = sorted(model.glob("*.safetensors"))
+    size = shard.stat().st_size
+    os.truncate(shard, size - 3)
+    config = load_config(["--model", str(model)], {}, lambda: Devices((), "none"))
+    with pytest.raises(DamagedShardError, match=f"expected a file of {size} bytes, got {size - 3}") as raised:
+        preflight.check(config)
+    assert raised.value.exit_code == 65
+    assert str(shard) in str(raised.value)
+
+
+@pytest.mark.parametrize("content", [b"version https://git-lfs.github.com/spec/v1\n", b"<!doctype html>", b"\0"])
+def test_what_is_no_shard_is_told_for_what_it_is(model: Path, content: bytes) -> None:
+    (model / "model.safetensors").write_bytes(content)
+    with pytest.raises(DamagedShardError, match=r"Git LFS pointer|a web page|at least 8 bytes"):
+        check_shards(model)
+
+
+def test_a_damaged_file_that_the_index_does_not_name_is_not_read(model: Path) -> None:
+    (model / "consolidated.safetensors").write_bytes(b"x")
+    (model / preflight.INDEX).write_text(json.dumps({"weight_map": {"a": "model.safetensors"}}))
+    check_shards(model)
+
+
+def test_weights_in_another_format_have_no_headers_to_check(model: Path) -> None:
+    (model / "model.safetensors").rename(model / "model.bin")
+    check_shards(model)

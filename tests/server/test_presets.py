@@ -131,7 +131,7 @@ def test_the_preset_follows_from_the_devices(devices: list[Device], cpu_engine: 
 
 
 def test_a_cuda_engine_without_a_gpu_is_refused_with_what_to_do() -> None:
-    with pytest.raises(PreflightError, match=r"no driver here.*--gpus all.*-cpu image"):
+    with pytest.raises(PreflightError, match=r"no driver here.*--gpus all.*-cpu image.*ENGINE=cpu.*--preset v100"):
         select_preset(load_presets(), Devices((), "no driver here"), cpu_engine=False)
 
 

@@ -63,3 +63,35 @@ def test_replicas_leave_and_return_and_all_end_together(tmp_path: Path) -> None:
         served.process.send_signal(signal.SIGTERM)
         assert served.wait_for_exit() == 0
         assert not [pid for pid in last if alive(pid)]
+
+
+NOT_FINITE = "QuantError: a (b): expected finite values, got nan in bfloat16"
+
+
+def test_an_engine_that_can_never_work_is_given_up_while_others_go_on(tmp_path: Path) -> None:
+    one, two = make_model(tmp_path / "one"), make_model(tmp_path / "two", print_lines=[NOT_FINITE], fail_first=99)
+    file = tmp_path / "engines.yaml"
+    file.write_text(FILE.format(one=one, two=two))
+    with serving(one, "--engines", str(file), with_model=False) as served:
+
+        def given_up() -> bool:
+            return any("given up" in shown["reason"] for shown in served.health()[1]["engines"])
+
+        wait_for(given_up, "it is given up")
+        wait_for(lambda: set(states(served).values()) == {"ready", "failed"}, "the others are ready")
+        assert states(served)["two"] == "failed"
+        assert served.post(model="one").status_code == 200
+        assert served.post(model="two").status_code == 503
+        assert (two / "starts").read_text() == "1"
+        served.process.send_signal(signal.SIGTERM)
+        assert served.wait_for_exit() == 65
+
+
+def test_serve_ends_once_no_engine_can_ever_work(tmp_path: Path) -> None:
+    one, two = (make_model(tmp_path / name, print_lines=[NOT_FINITE], fail_first=99) for name in ("one", "two"))
+    file = tmp_path / "engines.yaml"
+    file.write_text(FILE.format(one=one, two=two))
+    with serving(one, "--engines", str(file), with_model=False) as served:
+        assert served.wait_for_exit() == 65
+        assert (two / "starts").read_text() == "1"
+        assert "serve ends" in served.log.read_text()

@@ -43,6 +43,21 @@ def test_an_engine_that_fails_once_is_a_failure_with_its_diagnosis(tmp_path: Pat
     assert "max-model-len" in str(caught.value)
 
 
+def test_a_serve_that_ends_by_itself_leaves_its_diagnosis(tmp_path: Path) -> None:
+    line = "QuantError: a (b): expected finite values, got nan in bfloat16"
+    model = make_model(tmp_path / "model", print_lines=[line], fail_first=99)
+    with (
+        running(["--model", str(model)], tmp_path / "log", module=FAKE) as service,
+        pytest.raises(ServiceFailedError) as caught,
+    ):
+        service.process.wait(30)
+        service.wait_until_ready()
+    assert caught.value.diagnosis is not None
+    assert caught.value.diagnosis["id"] == "not-finite"
+    assert f"serve ended with exit code 65: {line}" in str(caught.value)
+    assert "voltserve verify" in str(caught.value)
+
+
 def test_variables_reach_the_engine(model: Path, tmp_path: Path) -> None:
     with running(["--model", str(model)], tmp_path / "log", {"OMP_NUM_THREADS": "7"}, FAKE) as service:
         service.wait_until_ready()

@@ -2,7 +2,8 @@ import pytest
 
 from quant.calibrate import CalibrationSettings
 from quant.calibration_text import Text
-from quant.quantize import Method, quantize_checkpoint
+from quant.methods import Method
+from quant.quantize import quantize_checkpoint
 from tests.quant.tiny_model import TEXT, tiny_model
 
 

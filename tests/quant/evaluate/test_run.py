@@ -56,6 +56,8 @@ def test_model_and_source_are_measured_alike(report, source, quantized):
 def test_the_json_names_the_text_by_its_digest_and_not_by_its_words(report):
     written = json.dumps(report.as_dict())
 
+    settings = json.loads(written)["settings"]
+    assert (settings["tokens"], settings["tokens_asked"], settings["window"]) == (199, 200, 64)
     assert json.loads(written)["settings"]["text_sha256"] == SETTINGS.text.sha256
     assert "liquor" not in json.dumps(json.loads(written)["settings"])
 

@@ -8,6 +8,7 @@ import pytest
 from quant.calibration_text import Text
 from quant.errors import QuantError
 from quant.evaluate.questions import load_questions
+from quant.evaluate.report import as_text
 from quant.evaluate.run import EvalSettings, evaluate_server
 from quant.evaluate.server import WINDOW_CHARACTERS, ServerModel
 
@@ -107,6 +108,17 @@ def test_a_report_of_a_server_says_what_it_could_not_measure(server):
     assert report.model.long_output.outputs[0].text == " and so on"
     assert report.model.text is None
     assert any("KL divergence was not measured" in note for note in report.notes)
+
+
+def test_a_report_of_a_server_counts_the_tokens_it_measured(server):
+    """More than were asked for: whole windows are measured, and they are cut by characters."""
+    report = evaluate_server(model(server), EvalSettings(TEXT, ("text",), tokens=1200, window=512))
+
+    measured = 2 * (WINDOW_CHARACTERS // 2 - 1)
+    assert report.model.text.tokens == measured > 1200
+    assert (report.settings["tokens"], report.settings["tokens_asked"]) == (measured, 1200)
+    assert "window" not in report.settings
+    assert f"tokens measured: {measured}" in as_text(report)
 
 
 def test_an_error_of_the_server_is_shown_with_the_url(server):

@@ -46,6 +46,7 @@ def test_the_file_has_the_documented_keys(tmp_path):
             "blocksize",
             16,
             "blocksize: expected one of quantization_format, version, block_size, scale_policy, calibration_sha256, "
+            "calibration_windows, calibration_window_tokens, calibration_seed, source, voltserve_version, "
             "got an unknown key",
         ),
     ],

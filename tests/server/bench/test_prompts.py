@@ -40,7 +40,7 @@ def test_a_server_that_does_not_tell_tokens_is_refused_with_the_reason(
 
 def test_a_server_that_answers_errors_is_quoted(tmp_path: Path) -> None:
     with (
-        engine(tmp_path, Start(refuse=True)) as (target, _),
+        engine(tmp_path, Start(refusal=(500, "no kernel image"))) as (target, _),
         pytest.raises(BenchError, match=r"expected success, got 500.*no kernel image"),
     ):
         token_pool(target)

@@ -33,6 +33,23 @@ def test_a_known_failure_is_diagnosed_in_health_log_and_exit_code(tmp_path: Path
         assert "Lower --max-model-len or --max-num-seqs" in log
 
 
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        ("ValidationError: 1 validation error for ModelConfig", 78),
+        ("QuantError: a (b): expected finite values, got nan in bfloat16", 65),
+    ],
+)
+def test_a_failure_that_lasts_ends_serve_at_once_with_its_code(tmp_path: Path, line: str, code: int) -> None:
+    model = make_model(tmp_path / "m", print_lines=[line], fail_first=99)
+    with serving(model) as served:
+        assert served.wait_for_exit() == code
+        assert (model / "starts").read_text() == "1"
+        log = served.log.read_text()
+        assert line in log
+        assert "since another start would end the same" in log
+
+
 def test_a_diagnosis_goes_when_the_engine_is_ready_again(tmp_path: Path) -> None:
     with serving(make_model(tmp_path / "m", print_lines=[OUT_OF_MEMORY], fail_first=1)) as served:
         body = served.wait_for_state("ready")

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from server.doctor.checks import GIB, check_all_reduce, check_disk, check_host, check_p2p
+from server.doctor.checks import GIB, check_all_reduce, check_disk, check_engine, check_host, check_p2p
 from server.doctor.disk import Disk
 from server.doctor.host import Host
 from server.doctor.trial import Trial
@@ -22,6 +22,19 @@ def level(host: Host, check: str, gpus: int = 2) -> str:
 
 def test_a_machine_with_enough_of_everything_is_fine() -> None:
     assert {finding.level for finding in check_host(HOST, 2, 20 * GIB)} == {"ok"}
+
+
+def test_the_engine_is_for_the_cards_of_the_machine() -> None:
+    def found(gpus: Any, *, cpu_engine: bool) -> tuple[str, str]:
+        (finding,) = check_engine(gpus, cpu_engine=cpu_engine)
+        return finding.level, finding.remedy
+
+    assert found(GPUS, cpu_engine=False)[0] == found((), cpu_engine=True)[0] == "ok"
+    assert found([replace(gpu, capability="8.0") for gpu in GPUS], cpu_engine=True)[0] == "ok"
+    unused, missing = found(GPUS, cpu_engine=True), found((), cpu_engine=False)
+    assert (unused[0], missing[0]) == ("warning", "error")
+    assert "make setup ENGINE=gpu" in unused[1]
+    assert "make setup ENGINE=cpu" in missing[1]
 
 
 @pytest.mark.parametrize(

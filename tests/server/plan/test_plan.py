@@ -8,6 +8,7 @@ import pytest
 
 from server.config import Config, load_config
 from server.devices import Device, Devices
+from server.errors import UserError
 from server.plan import plan_for
 from server.plan.memory import GIB, make_plan
 from server.plan.settings import available_memory, device_of, run_of, split_of
@@ -131,3 +132,25 @@ def test_a_preset_s_limits_are_what_the_plan_computes(name: str, tmp_path: Path)
     assert f"{sequences.value} sequences of {plan.longest:,} tokens at once" in sequences.source
     assert preset.match is not None
     assert (split.tensor if configuration.over_ray else split.gpus) == preset.match.count
+
+
+def test_a_16_bit_model_is_planned_as_what_quantize_makes_of_it(tmp_path: Path) -> None:
+    """Number for number as the quantized model itself, of which it was not known that it would fit."""
+    from quant.quantize import quantize_checkpoint
+    from tests.quant.tiny_model import tiny_model
+
+    source = tiny_model(tmp_path / "source")
+    quantize_checkpoint(source, tmp_path / "out")
+    flags = ("--preset", "v100x1-16g", "--max-model-len", "128")
+    made, foreseen, dense16 = (
+        plan_for(config(tmp_path / "out", *flags)),
+        plan_for(config(source, *flags), quantized=True),
+        plan_for(config(source, *flags)),
+    )
+    assert len(foreseen.model.linears) == 14
+    assert {**foreseen.as_dict(), "as": ""} == {**made.as_dict(), "as": ""}
+    assert foreseen.as_dict()["as"] == "nvfp4"
+    assert foreseen.as_text().startswith("once it is made NVFP4 by `voltserve quantize`:\n")
+    assert sum(item.bytes for item in foreseen.plan.items[:2]) < sum(item.bytes for item in dense16.plan.items[:2])
+    with pytest.raises(UserError, match=r"expected a 16-bit model, got one with 14 linears in 4 bits"):
+        plan_for(config(tmp_path / "out", *flags), quantized=True)

@@ -2,6 +2,7 @@ import asyncio
 
 import pytest
 
+from server.diagnosis import Ending, diagnose
 from server.supervisor.output import KEPT_LINES, MAX_LINE, EngineOutput, level_of
 
 
@@ -90,3 +91,67 @@ async def test_only_the_last_lines_are_kept() -> None:
 async def test_the_last_words_are_exceptions_then_errors_then_the_last_lines(text: str, errors: list[str]) -> None:
     output, _ = await collect(text.encode())
     assert output.errors() == errors
+
+
+@pytest.mark.parametrize("level", ["DEBUG", "INFO", "WARNING"])
+async def test_what_a_line_below_error_says_is_no_last_word(level: str) -> None:
+    output, _ = await collect(
+        f"{level} 11-29 21:39:27 [a.py:1] OSError: [Errno 24] Too many open files\nend\n".encode()
+    )
+    assert output.errors() == [f"{level} 11-29 21:39:27 [a.py:1] OSError: [Errno 24] Too many open files", "end"]
+    assert not Ending.of("", [line for line in output.evidence if line != "end"]).lines
+
+
+async def serve(*chunks: bytes) -> EngineOutput:
+    """What an engine writes once it serves."""
+    output = EngineOutput(lambda *_: None)
+    output.serve()
+    stream = asyncio.StreamReader()
+    for chunk in chunks:
+        stream.feed_data(chunk)
+    stream.feed_eof()
+    await output.pump(stream)
+    return output
+
+
+WATCHDOG = "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=3)"
+NATIVE = f"[rank1]:[E1129 20:31:44.102334 ProcessGroupNCCL.cpp:683] [Rank 1] {WATCHDOG}"
+ASSERTION = (
+    "/build/all_reduce.cuh:93: void report_late(const ReduceArgs &, int): block: [0,0,0], thread: [0,0,0] "
+    "Assertion `all-reduce: rank 1 did not answer within the time limit` failed."
+)
+
+
+@pytest.mark.parametrize(("line", "entry"), [(NATIVE, "nccl-timeout"), (ASSERTION, "all-reduce-late")])
+async def test_errors_of_native_code_count_while_it_serves(line: str, entry: str) -> None:
+    output = await serve(f"{line}\n".encode())
+    found = diagnose(Ending.of("was killed by SIGABRT", output.evidence, output.native))
+    assert found is not None
+    assert found.id == entry
+    assert found.found == "native code (its message is in the log)"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 MiB",
+        f"(APIServer pid=1) {NATIVE}",
+        f"(APIServer pid=1) x\r{NATIVE}",
+        f"(APIServer pid=1) {'x' * 5000}{NATIVE}",
+        "(EngineCore pid=1) ERROR 11-29 21:39:27 [dump_input.py:79] CUDA out of memory. Tried to allocate",
+        "the engine died: EngineCore was killed by SIGKILL",
+    ],
+)
+@pytest.mark.parametrize("size", [7, 4096, 100_000])
+async def test_no_other_line_counts_while_it_serves(line: str, size: int) -> None:
+    text = f"{line}\n".encode()
+    output = await serve(*(text[start : start + size] for start in range(0, len(text), size)))
+    assert (output.evidence, output.native) == ([], ())
+
+
+async def test_requests_tracebacks_are_no_last_words() -> None:
+    output = await serve(
+        b"(APIServer pid=1) ValueError: logit_bias: a client's words\n"
+        b"(EngineCore pid=2) ERROR 11-29 21:39:27 [core.py:1110] RuntimeError: step failed\n"
+    )
+    assert output.errors() == ["RuntimeError: step failed"]

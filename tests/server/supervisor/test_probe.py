@@ -3,10 +3,10 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.responses import JSONResponse
 
-from server.decisions import Decision
-from server.supervisor.probe import EngineNotWorkingError, oddities, prove
-from server.supervisor.supervisor import costly
+from server.decisions import Decision, costly
+from server.supervisor.probe import NO_NUMBER, EngineNotWorkingError, check_finite, oddities, prove
 
 WORDS = [" Paris", ".", " The", " city"]
 
@@ -26,14 +26,31 @@ def logprobs(tokens: list[str], values: list[Any]) -> dict[str, Any]:
     ],
 )
 def test_a_completion_that_may_be_sound_is_not_odd(tokens: list[str], values: list[float]) -> None:
+    check_finite(logprobs(tokens, values))
     assert oddities(logprobs(tokens, values)) == []
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, -9999.0, 0.5, None, "0"])
-def test_a_likeliest_token_without_a_sound_probability_is_odd(value: Any) -> None:
-    (found,) = oddities(logprobs(WORDS, [-0.1, -0.5, value, -2.0]))
-    assert "' The'" in found
-    assert str(value) in found
+async def test_a_likeliest_token_without_a_sound_probability_is_no_proof(value: Any) -> None:
+    with pytest.raises(EngineNotWorkingError, match=r"not finite: .*' The', has the log-prob") as raised:
+        check_finite(logprobs(WORDS, [-0.1, -0.5, value, -2.0]))
+    assert str(value) in str(raised.value)
+    if not isinstance(value, float) or math.isfinite(value):  # JSON has no others
+        answer = {"choices": [{"text": "x", "logprobs": logprobs(WORDS, [-0.1, -0.5, value, -2.0])}]}
+        with pytest.raises(EngineNotWorkingError, match="not finite"):
+            await prove(engine({COMPLETIONS: [(200, answer)]}), "m")
+
+
+@pytest.mark.parametrize("route", ["/v1/completions", "/v1/embeddings"])
+async def test_an_answer_that_json_cannot_hold_is_no_proof(route: str) -> None:
+    refusal = (400, {"error": {"message": "Out of range float values are not JSON compliant"}})
+    with pytest.raises(EngineNotWorkingError, match=f"not finite: {route} had NaN"):
+        await prove(engine({route: [refusal, refusal]}), "m")
+
+
+def test_json_refuses_nan_in_the_words_that_the_probe_knows() -> None:
+    with pytest.raises(ValueError, match=NO_NUMBER):
+        JSONResponse({"x": math.nan})
 
 
 def test_one_token_with_certainty_is_odd() -> None:

@@ -1,8 +1,10 @@
 """The supervisor with the fake engine, without the gateway: every state, every way to fail."""
 
 import asyncio
+import json
 import os
 import signal
+import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,7 +14,7 @@ import pytest
 
 from server.config import load_config
 from server.devices import Devices
-from server.render import engine_socket, render_launch
+from server.render import engine_socket, progress_socket, render_launch
 from server.supervisor import State, Status, Supervisor
 from server.supervisor.probe import engine_client, wait_until_it_answers
 from server.supervisor.process import running
@@ -133,7 +135,7 @@ async def test_repeated_failures_are_given_up_with_the_last_reason(tmp_path: Pat
         status = await watched.until(lambda now: now.reason.startswith("given up"))
         assert status.state is State.FAILED
         assert status.retry_at is None
-        assert f"given up after {MAX_FAILURES} failures" in status.reason
+        assert f"given up after {MAX_FAILURES} failures in a row; the last: " in status.reason
         assert f"start {MAX_FAILURES}" in status.reason
         await asyncio.sleep(0.1)
         assert (tmp_path / "m" / "starts").read_text() == str(MAX_FAILURES)
@@ -146,7 +148,7 @@ async def test_an_engine_that_never_listens_fails_at_the_time_limit(tmp_path: Pa
 
 
 async def test_an_engine_that_answers_but_cannot_complete_is_not_ready(tmp_path: Path) -> None:
-    async with supervised(make_model(tmp_path / "m", refuse=True)) as watched:
+    async with supervised(make_model(tmp_path / "m", refusal=(500, "no kernel image"))) as watched:
         status = await watched.until_state(State.FAILED)
         assert "no kernel image" in status.reason
         assert "ready" not in watched.states
@@ -257,11 +259,103 @@ def test_the_backoff_doubles_up_to_a_minute() -> None:
     assert [backoff(failures) for failures in range(1, 9)] == [1, 2, 4, 8, 16, 32, 60, 60]
 
 
-@pytest.mark.parametrize("line", ["ERROR 11-29 21:39:27 [a.py:1] disk full"])
-async def test_error_lines_explain_an_exit_without_an_exception(tmp_path: Path, line: str) -> None:
-    model = make_model(tmp_path / "m", print_lines=[line])
-    async with supervised(model) as watched:
-        await watched.until_state(State.READY)
+async def test_error_lines_explain_an_exit_without_an_exception(tmp_path: Path) -> None:
+    line = "ERROR 11-29 21:39:27 [a.py:1] disk full"
+    async with supervised(make_model(tmp_path / "m", print_lines=[line], hang=True)) as watched:
+        await watched.until(lambda now: now.progress and now.progress.phase == "warmup")
         os.kill(watched.pid, signal.SIGKILL)
         status = await watched.until(lambda now: now.last_exit and "|" in now.last_exit)
         assert line in str(status.last_exit)
+
+
+LASTING = [
+    "ValidationError: 1 validation error for ModelConfig",  # configuration
+    "QuantError: a (b): expected finite values, got nan in bfloat16",  # model
+    "PatchMismatchError: vllm.x:y of vllm: expected version 1, got 2",  # environment, but the same at each start
+]
+
+
+@pytest.mark.parametrize("line", LASTING)
+async def test_a_failure_that_lasts_is_not_tried_again(tmp_path: Path, line: str) -> None:
+    async with supervised(make_model(tmp_path / "m", print_lines=[line], fail_first=99)) as watched:
+        status = await watched.until(lambda now: now.given_up)
+        assert status.lasting
+        assert status.reason.startswith("given up since another start would end the same; the last: exited with code 1")
+        assert line in status.reason
+        assert (status.retry_at, status.restarts) == (None, 0)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 MiB",
+        "RuntimeError: GPU is lost",
+        "RuntimeError: NCCL error: unhandled",
+    ],
+)
+async def test_a_failure_that_may_pass_is_tried_again(tmp_path: Path, line: str) -> None:
+    async with supervised(make_model(tmp_path / "m", print_lines=[line], fail_first=1)) as watched:
+        assert (await watched.until_state(State.READY)).restarts == 1
+
+
+async def test_an_engine_that_has_worked_is_started_again_whatever_ended_it(model: Path) -> None:
+    async with supervised(model) as watched:
+        await watched.until_state(State.READY)
+        tell(model.parent, "quant.errors.QuantError", "expected finite values, got nan")
+        os.kill(watched.pid, signal.SIGKILL)
+        status = await watched.until(lambda now: now.diagnosis is not None)
+        assert status.diagnosis is not None
+        assert (status.diagnosis.id, status.diagnosis.retry) == ("not-finite", False)
+        assert (await watched.until_state(State.READY)).restarts == 1
+
+
+async def test_a_model_of_nan_is_never_ready(tmp_path: Path) -> None:
+    refusal = (400, "Out of range float values are not JSON compliant")  # as the real one: JSON has no NaN
+    async with supervised(make_model(tmp_path / "m", refusal=refusal)) as watched:
+        status = await watched.until(lambda now: now.given_up)
+        assert "came up, but does not work: the model's outputs are not finite" in status.reason
+        assert status.diagnosis is not None
+        assert status.diagnosis.id == "not-finite"
+        assert "ready" not in watched.states
+
+
+def tell(runtime: Path, kind: str, message: str) -> None:
+    """What a process of the engine says when an exception ends it."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+        event = {"event": "fault", "type": kind, "message": message, "rank": 0}
+        sock.sendto(json.dumps(event).encode(), str(progress_socket(runtime)))
+
+
+async def test_once_it_serves_an_exception_is_told_by_its_type_and_known_by_its_message(model: Path) -> None:
+    async with supervised(model) as watched:
+        await watched.until_state(State.READY)
+        tell(model.parent, "torch.OutOfMemoryError", "CUDA out of memory. Tried to allocate 2 MiB, canary")
+        tell(model.parent, "", "the engine died: EngineCore exited with 1")
+        os.kill(watched.pid, signal.SIGKILL)
+        status = await watched.until(lambda now: now.diagnosis is not None)
+        assert status.diagnosis is not None
+        assert status.diagnosis.id == "cuda-out-of-memory"
+        assert status.diagnosis.found == "torch.OutOfMemoryError (its message is in the log)"
+        assert str(status.last_exit).endswith(
+            " | torch.OutOfMemoryError (its message is in the log) | the engine died: EngineCore exited with 1"
+        )
+        assert not [one for one in watched.seen if "canary" in repr(one)]
+
+
+async def test_failed_is_told_before_the_engine_is_stopped(tmp_path: Path) -> None:
+    """So that gateways break off its streams at once, and not when a process that heeds no signal is gone."""
+    model = make_model(tmp_path / "m", ignore_sigterm=True)
+    flags = ("--heartbeat-timeout", "5", "--step-timeout", "0.3", "--hang-timeout", "0.3", "--stop-timeout", "2")
+    async with supervised(model, *flags) as watched:
+        await watched.until_state(State.READY)
+        group = watched.pid
+        alive_then: list[bool] = []
+        watched.supervisor.subscribe(
+            lambda now: alive_then.append(alive(group)) if now.state is State.FAILED and not alive_then else None
+        )
+        (model / "hung").touch()
+        await watched.until_state(State.FAILED)
+        (model / "hung").unlink()
+        assert alive_then == [True]
+        await watched.until_state(State.READY)
+        assert not alive(group)

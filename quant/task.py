@@ -1,0 +1,112 @@
+"""What to quantize: the source, the method and what it calibrates on, checked by configs and headers alone."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from quant.calibrate import CalibrationSettings
+from quant.calibration_text import calibration_text
+from quant.errors import QuantError
+from quant.estimate import Estimate, estimate
+from quant.formats import quantize_config
+from quant.jsonfile import read_object
+from quant.methods import DEFAULT_METHOD, Method
+from quant.safetensors_file import Checkpoint, open_checkpoint
+from quant.selection import DEFAULT_IGNORE, Selection, select
+from quant.tensor import GROUP_SIZES
+
+_ADAPTER = "adapter_config.json"
+
+
+@dataclass(frozen=True)
+class Task:
+    """What to quantize, checked; nothing of the weights has been read."""
+
+    checkpoint: Checkpoint
+    config: dict[str, object]
+    selection: Selection
+    method: Method
+    calibration: CalibrationSettings | None
+    group_size: int
+    ignore: tuple[str, ...]
+
+    @property
+    def estimate(self) -> Estimate:
+        """What it takes."""
+        windows = (self.calibration.windows, self.calibration.window_tokens) if self.calibration else (0, 0)
+        return estimate(self.checkpoint, self.selection, self.method, self.group_size, *windows)
+
+
+def prepare(
+    src: Path,
+    *,
+    method: Method = DEFAULT_METHOD,
+    calibration: CalibrationSettings | None = None,
+    group_size: int = 16,
+    ignore: tuple[str, ...] = DEFAULT_IGNORE,
+) -> Task:
+    """Checks what `quantize_checkpoint` takes, by configs and headers alone. Raises QuantError as that does."""
+    if method.policy not in quantize_config.SCALE_POLICIES:
+        known = ", ".join(quantize_config.SCALE_POLICIES)
+        raise QuantError(f"scale policy: expected one of {known}, got {method.policy!r}", "Choose one of these")
+    if group_size not in GROUP_SIZES:
+        raise QuantError(f"block size: expected 16 or 32, got {group_size}", "Choose one of these")
+    config = _read_source_config(src)
+    checkpoint = open_checkpoint(src)
+    _refuse_quantized_tensors(checkpoint)
+    selection = select(checkpoint.tensors, group_size, ignore)
+    if not selection.linears:
+        raise QuantError(
+            f"{src}: expected linear layers to quantize, got none", "Check the ignore patterns and the source"
+        )
+    if method.calibrates and calibration is None:
+        calibration = CalibrationSettings(calibration_text())
+    if calibration is not None and not method.calibrates:
+        raise QuantError(
+            f"calibration: expected none for {method.name}, which runs no model, got {calibration.text.source}",
+            "Leave the calibration options out, or choose quasar or compensation",
+        )
+    return Task(checkpoint, config, selection, method, calibration, group_size, ignore)
+
+
+def _read_source_config(src: Path) -> dict[str, object]:
+    remedy = "Name a model directory with config.json, safetensors shards and tokenizer files"
+    if not src.is_dir():
+        raise QuantError(f"{src} is not a directory", remedy)
+    _refuse_adapter(src)
+    config = read_object(src / "config.json", remedy)
+    for present, where in (
+        ("quantization_config" in config, "config.json has a quantization_config"),
+        ((src / quantize_config.FILE_NAME).exists(), f"{quantize_config.FILE_NAME} exists"),
+        ((src / "hf_quant_config.json").exists(), "hf_quant_config.json exists"),
+    ):
+        if present:
+            raise QuantError(f"{src} is quantized already ({where})", "Start from the 16-bit model")
+    for key in ("dtype", "torch_dtype"):
+        if config.get(key) == "float32":
+            config[key] = "float16"
+    return config
+
+
+def _refuse_adapter(src: Path) -> None:
+    """A LoRA folder holds what to add to a model; some trainers write the base model's config.json beside it."""
+    path = src / _ADAPTER
+    if not path.exists() or any(src.glob("model*.safetensors")):
+        return
+    base = read_object(path, "Name a model directory").get("base_model_name_or_path")
+    raise QuantError(
+        f"{src} is a LoRA adapter ({_ADAPTER}), not a model",
+        f"Merge it into its base model{f' ({base})' if base else ''} first: peft's merge_and_unload(), then "
+        "save_pretrained() of the result and of the tokenizer; quantize that directory",
+    )
+
+
+def _refuse_quantized_tensors(checkpoint: Checkpoint) -> None:
+    for name, info in checkpoint.tensors.items():
+        if info.dtype in (torch.float8_e4m3fn, torch.float8_e5m2) or name.endswith((".weight_packed", ".qweight")):
+            where = checkpoint.directory / info.shard
+            raise QuantError(
+                f"{where}: {name}: expected 16-bit or 32-bit floats, got quantized {info.dtype}",
+                "Start from the 16-bit model",
+            )
