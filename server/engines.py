@@ -62,7 +62,7 @@ class Model(_Strict):
         description="Flags of `voltserve serve` and of vLLM's server, without dashes; they beat the command line."
     )
     replicas: Annotated[tuple[Replica, ...], Field(min_length=1)] = Field(
-        (Replica(),), description="Engines with this model, one each. Requests go to the least busy."
+        (Replica(gpus=None),), description="Engines with this model, one each. Requests go to the least busy."
     )
 
 

@@ -18,7 +18,7 @@ from server.usage import Counts
 
 _BOTH = b'"stream_options":{"include_usage":true,"continuous_usage_stats":true}'
 # In JSON a quotation mark within a text is escaped, so neither pattern matches what a model wrote.
-_USAGE = re.compile(rb',\s?"usage":\s?(\{(?:[^{}]|\{[^{}]*\})*\})')
+_USAGE = re.compile(rb',\s?"usage":\s?(\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})')
 _CHOICES = re.compile(rb'"choices":\s?\[(?:\{"index":\s?(\d+))?')
 _DELTAS = re.compile(rb"^event: response\.[a-z_.]+\.delta\r?$", re.MULTILINE)
 _ENDS = re.compile(rb"^event: response\.(?:completed|incomplete|failed)\r?$", re.MULTILINE)
