@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from server.doctor.findings import Finding
+from server.doctor.findings import Finding, Level
 from server.doctor.host import Host
 from server.doctor.nvml import Gpu, Reading
 from server.doctor.pci import LOST, NO_ADDRESSES, Card
@@ -55,16 +55,17 @@ def _lost(kernel_log: Sequence[str]) -> Iterator[Finding]:
 
 
 def _unseen(reading: Reading, cards: Sequence[Card]) -> Iterator[Finding]:
-    ours = [card for card in cards if card.driver in {"", "nvidia"}]  # others are lent to virtual machines
+    ours = [card for card in cards if card.driver in {"", "nvidia", "nouveau"}]  # others are lent to virtual machines
     seen = {sysfs_address(gpu.pci) for gpu in reading.gpus}
     missing = [card.address for card in ours if card.address not in seen]
     if not missing or (reading.problem and not reading.absent):  # a driver that does not answer is told elsewhere
         return
     got = f"{', '.join(missing)} on the bus, but not in the driver"
     remedy = "`sudo dmesg | grep -iE 'nvrm|nouveau'` says why; nouveau must not be loaded"
-    if reading.absent:
-        remedy = "Install driver 535, 550, 570 or 580, and reboot"
-    yield Finding("error", "gpus", "GPUs", f"the {len(ours)} cards on the PCI bus", got, remedy)
+    level: Level = "error"
+    if reading.absent:  # which a machine may do without, whatever shows its screen
+        level, remedy = "warning", "Install driver 535, 550, 570 or 580, and reboot, if they are to serve"
+    yield Finding(level, "gpus", "GPUs", f"the {len(ours)} cards on the PCI bus", got, remedy)
 
 
 def _bar(gpu: Gpu) -> Finding | None:

@@ -55,10 +55,14 @@ class Meter:
                 self._wants_total = bool(_BOOL.validate_python((options or {}).get("include_usage")))
                 each = bool(_BOOL.validate_python((options or {}).get("continuous_usage_stats")))
             except ValidationError:
-                return  # the engine refuses it, too
-            self._wants_each = self._wants_total and each
-            self._asks_itself = self._wants_each
+                pass  # the engine refuses it, too
+            else:
+                self._wants_each = self._wants_total and each
+                self._asks_itself = self._wants_each
         self._has_options = "stream_options" in request
+        self._begin()
+
+    def _begin(self) -> None:
         self._rest = b""
         self._total: dict[str, Any] | None = None
         self._of_choice: dict[int, bytes] = {}
@@ -78,6 +82,7 @@ class Meter:
     async def chunks(self, answer: Answer) -> AsyncIterator[bytes]:
         """The answer's body for the client. Of event streams that are changed only whole events are passed on."""
         self.began = True
+        self._begin()  # an engine that went before a byte of its answer was passed on leaves nothing
         is_event_stream = dict(answer.headers).get(b"content-type", b"").startswith(b"text/event-stream")
         if self._path == RESPONSES:
             read = self._read_response_events if is_event_stream else self._read_response

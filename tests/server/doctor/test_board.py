@@ -80,7 +80,8 @@ def test_a_card_that_was_lost_is_an_error() -> None:
         ({"nvmlDeviceGetCount": 1}, HOST, "nvidia", "error"),
         ({"nvmlDeviceGetCount": 1}, HOST, "vfio-pci", "none"),  # a virtual machine's
         ({"nvmlDeviceGetCount": 1}, replace(HOST, container=True), "nvidia", "none"),
-        ({"nvmlInit": {"error": pynvml.NVML_ERROR_LIBRARY_NOT_FOUND}}, HOST, "", "error"),
+        ({"nvmlInit": {"error": pynvml.NVML_ERROR_LIBRARY_NOT_FOUND}}, HOST, "", "warning"),
+        ({"nvmlInit": {"error": pynvml.NVML_ERROR_LIBRARY_NOT_FOUND}}, HOST, "nouveau", "warning"),
         ({"nvmlInit": {"error": pynvml.NVML_ERROR_UNKNOWN}}, HOST, "nvidia", "none"),  # told as the driver's
     ],
 )

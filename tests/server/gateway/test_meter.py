@@ -95,6 +95,13 @@ async def test_half_an_event_is_kept_back_until_the_rest_comes() -> None:
     assert chunks == [completion_event(0, "null").encode(), b"data: [DO"]
 
 
+async def test_a_second_try_at_another_engine_starts_from_nothing() -> None:
+    meter = metered(stream=True)
+    assert await passed(meter, [completion_event(0, usage(5, 9)).encode(), b"data: {half"])
+    assert await passed(meter, [completion_event(0, usage(5, 1)).encode()]) == completion_event(0, "null")
+    assert meter.counts() == Counts(1, 0, 5, 1)
+
+
 @pytest.mark.parametrize(
     ("request_body", "asks"),
     [
@@ -113,7 +120,9 @@ async def test_half_an_event_is_kept_back_until_the_rest_comes() -> None:
 def test_every_stream_is_made_to_tell(request_body: dict[str, Any], asks: object) -> None:
     body = json.dumps({"prompt": "é", **request_body}).encode()
     for spaced in (body, b" \r\n\t" + body):
-        sent = json.loads(metered(**request_body).asking(spaced))
+        meter = metered(**request_body)
+        assert meter.counts() is None
+        sent = json.loads(meter.asking(spaced))
         assert sent.pop("stream_options", None) == asks
         assert sent == {name: value for name, value in json.loads(body).items() if name != "stream_options"}
 
