@@ -147,6 +147,7 @@ async def _run(plans: Sequence[_Plan], sock: socket.socket, module: str) -> int:
             await asyncio.wait(running)
             http.should_exit = True
             await asyncio.wait({serving})
+            await gateway.close()
         for task in (*running, serving):
             task.result()
     log.info("stopped")

@@ -27,7 +27,7 @@ def group(about: str = "") -> typer.Typer:
 # Every setting has its place in the help of serve here; a test finds one that is left out.
 SETTINGS = {
     "Model and machine": ("model", "engines", "served-model-name", "preset", "memory-plan", "volta"),
-    "Where it listens": ("host", "port", "cors-origins", "keys-file"),
+    "Where it listens": ("host", "port", "cors-origins", "keys-file", "usage-file"),
     "Limits of clients": (
         *("requests-per-minute", "max-concurrent", "max-in-flight", "queue-size", "queue-timeout"),
         *("max-body-bytes", "body-timeout", "max-prompt-chars", "max-sequences"),

@@ -21,8 +21,9 @@ _QUIET = frozenset({"/health", "/health/live", "/health/ready", "/metrics"})
 class AccessMiddleware:
     """Pure ASGI, so that it neither buffers a stream nor hides a client's going away.
 
-    Puts `request_id` into `scope["state"]`. Reads there `key`, the name of the API key, and `outcome`, the status that
-    the log and the metrics show where it is not the one sent (a stream that broke off, a client that left). Behind a
+    Puts `request_id` into `scope["state"]`. Reads there `key`, the name of the API key, `model` and the tokens, where
+    they are known, and `outcome`, the status that the log and the metrics show where it is not the one sent (a stream
+    that broke off, a client that left). Behind a
     reverse proxy on an address in `FORWARDED_ALLOW_IPS` (default 127.0.0.1), the client is whom X-Forwarded-For names.
     """
 
@@ -85,10 +86,13 @@ class AccessMiddleware:
             request_id=scope["state"]["request_id"],
             client=(scope["client"] or ("?",))[0],
             key=scope["state"].get("key"),
+            model=scope["state"].get("model"),
             method=method,
             path=scope["path"],
             status=status,
             bytes=size,
             seconds=round(elapsed, 4),
             first_byte=None if first_byte is None else round(first_byte, 4),
+            prompt_tokens=scope["state"].get("prompt_tokens"),
+            completion_tokens=scope["state"].get("completion_tokens"),
         )

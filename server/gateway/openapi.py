@@ -17,11 +17,12 @@ SCHEMAS = Path(__file__).parents[1] / "static" / "schemas.yaml"
 # What the gateway, or the engine through it, answers other than 200, and why.
 ERRORS = {
     400: "The body is no JSON object, or holds more text or sequences than one request may, or the engine refuses it",
-    401: "No valid API key",
+    401: "No valid API key, or one that has expired",
+    403: "The API key is not for this model",
     404: "No such model or response",
     408: "The request came too slowly",
     413: "The body is too large",
-    429: "Too many requests of this client, in a minute or at once",
+    429: "Too many requests of this client, in a minute or at once, or its key has used its tokens of the day",
     431: "The target and header fields are too large",
     500: "The engine failed on this request",
     502: "The engine broke off this request",
@@ -132,7 +133,7 @@ def _errors(statuses: Any, config: Settings) -> dict[str, Any]:
     return {
         str(status): {"$ref": f"#/components/responses/{_name(status)}"}
         for status in statuses
-        if status != 401 or config.keys_file
+        if status not in {401, 403} or config.keys_file
     }
 
 

@@ -75,7 +75,7 @@ class Proxy:
         """Answers one request."""
         scope["route"] = self._route
         try:
-            with self._guard.limits.counted(self._guard.client(scope)):
+            with self._guard.admitted(scope, generates=self._route.has_body):
                 await self._answer(scope, receive, send)
         except APIError as error:
             self._metrics.refused.labels(error.code).inc()
@@ -92,6 +92,7 @@ class Proxy:
             self._guard.check_size(request)
             model, about = request.get("model"), request.get("previous_response_id")
             body = mend.request_body(self._route.path, request, body)
+            body = self._guard.begin(scope, request, body, self._pool)
         if not await _while_the_client_stays(self._relay(scope, receive, send, body, model, about), receive):
             self._client_left(scope)
 
@@ -148,7 +149,8 @@ async def _relay_answer(answer: Answer, upstream: Upstream, hold: bool, scope: S
     if not hold:
         await send(start)
     try:
-        async for chunk in answer.chunks():
+        meter = scope["state"].get("meter")
+        async for chunk in answer.chunks() if meter is None else meter.chunks(answer):
             if hold:
                 hold = False
                 await send(start)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pynvml
 
-FIELDS = ("total", "used", "busId", "pid", "usedGpuMemory")
+FIELDS = ("total", "used", "busId", "pid", "usedGpuMemory", "bar1Total", "gpu")
 
 
 class Recorder:
