@@ -30,7 +30,7 @@ from vllm.utils.system_utils import decorate_logs
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from engine import faults, graph_check, progress, quantization
+from engine import faults, gpus, graph_check, patches, progress, quantization
 from engine.loader import LOAD_FORMAT
 
 PULSE_INTERVAL = 1.0  # seconds
@@ -43,6 +43,7 @@ CRASHING_BARRIERS = tuple(f"KMP_{kind}_BARRIER_PATTERN" for kind in ("FORKJOIN",
 def run(arguments: list[str]) -> None:
     """Serves until SIGTERM or until the engine dies. Exits with status 2 where the flags are wrong."""
     args = parse(arguments)
+    patches.apply(forced=gpus.forced(os.environ), serving=True)
     try:
         uvloop.run(_serve(args))
     except KeyboardInterrupt:
