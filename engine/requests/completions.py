@@ -16,7 +16,7 @@ def correct(answer: dict[str, Any], request: Any, positions: dict[int, int]) -> 
         logprobs = choice.get("logprobs")
         if logprobs and not _as_ids(logprobs["tokens"]):
             begin = positions.get(choice["index"], 0)
-            offsets, end = text_offsets(logprobs["tokens"], choice["text"], begin)
+            offsets, end = text_offsets(logprobs["tokens"], choice["text"], begin, whole=not request.stream)
             logprobs["text_offset"] = offsets
             positions[choice["index"]] = end
     usage = answer.get("usage")
@@ -25,17 +25,17 @@ def correct(answer: dict[str, Any], request: Any, positions: dict[int, int]) -> 
         usage["total_tokens"] = usage["prompt_tokens"]
 
 
-def text_offsets(tokens: Sequence[str], text: str, begin: int) -> tuple[list[int], int]:
+def text_offsets(tokens: Sequence[str], text: str, begin: int, *, whole: bool) -> tuple[list[int], int]:
     """Where each of `tokens` begins in a text that goes on with `text` at `begin`; and where they end.
 
-    Text can lack a token (a special one), have characters that no token has (�, of bytes that make none), and come
-    later than its tokens (held back while it may be the begin of a stop string).
+    Text can lack a token (a special one) and have characters that no token has (�, of bytes that make none). Where it
+    is not `whole`, it can come later than its tokens: held back while it may be the begin of a stop string.
     """
     offsets = []
     here = 0
     for token in tokens:
         found = text.find(token, here, here + len(token) + _SKIPPED)
-        late = here + len(token) > len(text)
+        late = not whole and here + len(token) > len(text)
         begins = found if found >= 0 else here
         offsets.append(begin + begins)
         here = begins + len(token) if found >= 0 or late else here

@@ -1,4 +1,4 @@
-"""Errors in OpenAI's form: {"error": {"message", "type", "param", "code"}}.
+"""Errors in OpenAI's form: {"error": {"message", "type", "param", "code"}}. server/static/schemas.yaml lists the words.
 
 `message` says which field, what was expected and what came. `param` is the field's dotted path. `type` depends on the
 status alone. `code` is a word, never a number.
@@ -28,13 +28,21 @@ OF_REQUESTS = (ValueError, TypeError, OverflowError, NotImplementedError, Recurs
 _NO_ROOM = re.compile(r"maximum context length is (\d+) tokens\. However, you requested (\d+) output tokens")
 _BEYOND = re.compile(r"(\w+)=(\d+) ?cannot be greater than (?:\w+=)+(\d+)")
 _TOO_LONG = re.compile(r"maximum context length|longer than the maximum model length|exceeds the max_model_len")
-_GRAMMAR = re.compile(r"[Gg]rammar|[Rr]egex|JSON schema|[Ss]chema")
+_GRAMMAR = re.compile(r"[Gg]rammar|[Rr]egex|[Ss]chema|Choice")
 _GRAMMARS = ("structured_outputs", "response_format", "text", "tools")  # the fields that have one
 _TOOL_CHOICE = re.compile(r"tool[ _]choice")
 _PROMPTS = ("messages", "prompt", "input")
 _BUDGETS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
-_NAMES = {"logprobs": ("top_logprobs",), "input_tokens": _PROMPTS, "max_tokens": _BUDGETS}  # the engine's to clients'
+# The engine's name of a field, and what clients call it: the first that is given.
+_NAMES = {
+    "logprobs": ("top_logprobs", "logprobs"),
+    "max_tokens": _BUDGETS,
+    "input_tokens": _PROMPTS,
+    "response_id": ("previous_response_id",),
+}
 _QUOTED = re.compile(r"[`'\"]([a-z_]+)[`'\"]")
+_WORD = re.compile(r"\b([a-z_]+)\b")
+_PLAIN = frozenset({"model", "input", "text", "user", "stop", "store", "echo"})  # words of prose, too
 _SUBJECT = re.compile(r"\b([a-z_]+) (?:must|should|is|are|cannot|can|contains?|has|of)\b")
 _FILES = re.compile(r"(?<![\w/:.])/(?:[\w.+~-]+/)+[\w.+~-]*")
 _WORDS = (
@@ -44,6 +52,7 @@ _WORDS = (
     (re.compile(r"\ba (?:valid )?dictionary"), "an object"),
     (re.compile(r"\ba (?:valid )?list"), "an array"),
     (re.compile(r"^iterable"), "an array"),
+    (re.compile(r"\ba valid integer"), "an integer"),
     (re.compile(r"\bvalid (?=string|integer|number|boolean)"), ""),
 )
 
@@ -105,15 +114,14 @@ def of_answer(error: Any, request: Mapping[str, Any]) -> RequestError:
     if error.code >= 500 and error.code != 501:
         return RequestError(readable(error.message), code="engine_error", status=error.code)
     if error.code == 404:
-        model = error.param == "model"
-        return RequestError(readable(error.message), error.param, "model_not_found" if model else "not_found", 404)
+        param = _first(_NAMES.get(error.param or "", ()), request) or error.param
+        return RequestError(readable(error.message), param, "model_not_found" if param == "model" else "not_found", 404)
     return of_message(error.message, request, error.param)
 
 
 def of_message(message: str, request: Mapping[str, Any], param: str | None = None, code: str = INVALID) -> RequestError:
     """A 400 of vLLM's `message`; where `param` is not told, it is the field of `request` that the message speaks of."""
-    if param is not None and param.partition(".")[0] not in request:  # the engine's name of it
-        param = _first(_NAMES.get(param, ()), request) or param
+    param = _first(_NAMES.get(param or "", ()), request) or param
     if beyond := _BEYOND.search(message):
         message = f"{beyond[1]}: expected at most this model's context of {beyond[3]} tokens, got {beyond[2]}"
         code = "context_length_exceeded"
@@ -125,14 +133,20 @@ def of_message(message: str, request: Mapping[str, Any], param: str | None = Non
             message = f"{param}: {room[2]} leaves no room for a prompt in this model's context of {room[1]} tokens"
         code = "context_length_exceeded"
     if param is None:
-        named = (match[1] for pattern in (_QUOTED, _SUBJECT) for match in pattern.finditer(message))
-        param = next((name for name in named if name in request and name != "model"), None)
+        param = _named(message, request)
     if param is None and _TOOL_CHOICE.search(message):
         param = _first(("tool_choice", "tools"), request)
     if param is None and _GRAMMAR.search(message):
         param = _first(_GRAMMARS, request)
         message = f"{param}: {message}" if param else message
     return RequestError(readable(message), param, code)
+
+
+def _named(message: str, request: Mapping[str, Any]) -> str | None:
+    """The field of `request` that vLLM's prose is about."""
+    told = message.lower().replace("chat template", "chat_template")
+    names = (match[1] for pattern in (_QUOTED, _SUBJECT, _WORD) for match in pattern.finditer(told))
+    return next((name for name in names if name in request and name not in _PLAIN), None)
 
 
 def _first(names: Iterable[str], request: Mapping[str, Any]) -> str | None:

@@ -33,13 +33,17 @@ def check(messages: Any) -> None:
 def check_parts(content: Any, path: str) -> None:
     """The types of a message's parts."""
     for index, part in enumerate(content if isinstance(content, list) else ()):
-        if isinstance(part, dict) and "type" in part and part["type"] not in _PARTS:
+        if isinstance(part, dict) and "type" in part and not _is_part(part["type"]):
             path = f"{path}.{index}.type"
             told = ", ".join(sorted(_PARTS))
             raise RequestError(f"{path}: expected one of {told}; got {shown(part['type'])}", path, "unsupported_value")
 
 
 _PARTS = frozenset(MM_PARSER_MAP) - {"image_pil", "thinking"}
+
+
+def _is_part(kind: Any) -> bool:
+    return isinstance(kind, str) and kind in _PARTS
 
 
 def check_arguments(arguments: Any, path: str) -> None:

@@ -12,6 +12,7 @@ from engine.requests.errors import RequestError, shown
 from engine.requests.tools import is_forced
 
 ITEMS = ("message", "function_call", "function_call_output", "reasoning")
+ROLES = ("user", "assistant", "system", "developer")
 _TEXTS = {"output_text": "text", "refusal": "refusal"}  # a part's type, and where its text is
 UNFINISHED = ("in_progress", "incomplete")
 
@@ -19,9 +20,10 @@ UNFINISHED = ("in_progress", "incomplete")
 def prepare(body: dict[str, Any]) -> None:
     """Makes a request's input and format such that vLLM takes them. Raises RequestError."""
     given = body.get("input")
+    if not isinstance(given, str) and not (given and isinstance(given, list)):
+        got = "an empty array" if given == [] else shown(given)
+        raise RequestError(f"input: expected a text or at least one item, got {got}", "input", "invalid_type")
     if isinstance(given, list):
-        if not given:
-            raise RequestError("input: expected a text or at least one item, got an empty array", "input")
         body["input"] = [_item(item, f"input.{index}", index == len(given) - 1) for index, item in enumerate(given)]
     _prepare_format(body)
 
@@ -43,6 +45,9 @@ def _item(item: Any, path: str, is_last: bool) -> Any:
         except ValidationError:
             return item
     if kind == "message":
+        if item.get("role") not in ROLES:
+            message = f"{path}.role: expected one of {', '.join(ROLES)}; got {shown(item.get('role'))}"
+            raise RequestError(message, f"{path}.role")
         messages.check_parts(item.get("content"), f"{path}.content")
         if item.get("role") == "assistant" and not (is_last and item.get("status") in UNFINISHED):
             return {"role": "assistant", "content": _answer_text(item.get("content"), f"{path}.content")}

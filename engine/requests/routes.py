@@ -107,7 +107,7 @@ def _parse(raw: bytes) -> Body:
         raise RequestError("the body is no JSON text", code="invalid_json") from None
     if not isinstance(body, dict):
         raise RequestError("the body: expected a JSON object", code="invalid_type")
-    return body
+    return {name: value for name, value in body.items() if value is not None}  # OpenAI's way to say "the default"
 
 
 def _validate(model: Any, body: Body) -> Any:
@@ -116,7 +116,10 @@ def _validate(model: Any, body: Body) -> Any:
     try:
         parsed = model.model_validate(given)
     except ValidationError as error:
-        raise of_problems(error.errors(), body) from None
+        problem = of_problems(error.errors(), body)
+        if problem.param is None:  # vLLM looks at some fields before their types are checked
+            _check_types(model, body)
+        raise problem from None
     except Exception as error:  # vLLM's validators look into values before their types are checked
         _check_types(model, body)
         raise RequestError("the body is not valid") from error
@@ -249,12 +252,15 @@ def _prepare_response(body: Body) -> None:
     responses.prepare(body)
 
 
-def _nothing(body: Body) -> None:
-    pass
+def _prepare_completion(body: Body) -> None:
+    if "prompt_embeds" not in body and body.get("prompt", "") in ("", []):
+        raise RequestError("prompt: expected a text or tokens, got none", "prompt", "missing_required_parameter")
 
 
 ENDPOINTS = (
-    Endpoint("/v1/completions", CompletionRequest, "openai_serving_completion", _nothing, _complete, lambda _: 0),
+    Endpoint(
+        "/v1/completions", CompletionRequest, "openai_serving_completion", _prepare_completion, _complete, lambda _: 0
+    ),
     Endpoint(
         "/v1/chat/completions",
         ChatCompletionRequest,

@@ -26,16 +26,11 @@ def prepare_chat(body: dict[str, Any]) -> None:
             function["parameters"] = _parameters(function.get("parameters"))
             names.add(shown(function.get("name")))
     choice = body.get("tool_choice")
-    if isinstance(choice, dict):
+    if isinstance(choice, dict) and names:
         function = choice.get("function")
         name = function.get("name") if isinstance(function, dict) else None
         _check_choice(choice, name, names, "tool_choice.function.name")
-    elif choice is not None and choice not in CHOICES:
-        raise _wrong_choice(choice)
-    if choice is not None and choice != "none" and not tools:
-        raise RequestError("tool_choice: expected tools beside it, got none", "tool_choice")
-    if choice is None:
-        body.pop("tool_choice", None)
+    _check_beside(choice, tools)
 
 
 def prepare_responses(body: dict[str, Any]) -> None:
@@ -48,14 +43,10 @@ def prepare_responses(body: dict[str, Any]) -> None:
             tool["parameters"] = _parameters(tool.get("parameters"))
             names.add(shown(tool.get("name")))
     choice = body.get("tool_choice")
-    if isinstance(choice, dict):
+    if isinstance(choice, dict) and names:
         _check_choice(choice, choice.get("name"), names, "tool_choice.name")
-    elif choice is not None and choice not in CHOICES:
-        raise _wrong_choice(choice)
-    if choice == "required" and not tools:
-        raise RequestError("tool_choice: expected tools beside it, got none", "tool_choice")
-    if choice is None:
-        body.pop("tool_choice", None)
+    if choice != "auto":  # which is the default here, with tools or without
+        _check_beside(choice, tools)
 
 
 def _check_type(tool: Mapping[str, Any], index: int) -> None:
@@ -82,6 +73,13 @@ def _check_choice(choice: Mapping[str, Any], name: Any, names: set[str], path: s
     if shown(name) not in names:
         told = ", ".join(sorted(names)) or "none"
         raise RequestError(f"{path}: expected one of the tools ({told}), got {shown(name)}", path)
+
+
+def _check_beside(choice: Any, tools: Any) -> None:
+    if choice is not None and not isinstance(choice, dict) and choice not in CHOICES:
+        raise _wrong_choice(choice)
+    if choice not in (None, "none") and tools in (None, []):
+        raise RequestError("tool_choice: expected tools beside it, got none", "tool_choice")
 
 
 def _wrong_choice(value: Any, path: str = "tool_choice") -> RequestError:
