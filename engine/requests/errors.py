@@ -32,11 +32,11 @@ _GRAMMAR = re.compile(r"[Gg]rammar|[Rr]egex|[Ss]chema|Choice")
 _GRAMMARS = ("structured_outputs", "response_format", "text", "tools")  # the fields that have one
 _TOOL_CHOICE = re.compile(r"tool[ _]choice")
 _PROMPTS = ("messages", "prompt", "input")
-_BUDGETS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
+BUDGETS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 # The engine's name of a field, and what clients call it: the first that is given.
 _NAMES = {
     "logprobs": ("top_logprobs", "logprobs"),
-    "max_tokens": _BUDGETS,
+    "max_tokens": BUDGETS,
     "input_tokens": _PROMPTS,
     "response_id": ("previous_response_id",),
 }
@@ -129,7 +129,7 @@ def of_message(message: str, request: Mapping[str, Any], param: str | None = Non
         room = _NO_ROOM.search(message)
         param = _first(_PROMPTS, request)
         if room and int(room[2]) >= int(room[1]):
-            param = _first(_BUDGETS, request) or "max_tokens"
+            param = _first(BUDGETS, request) or "max_tokens"
             message = f"{param}: {room[2]} leaves no room for a prompt in this model's context of {room[1]} tokens"
         code = "context_length_exceeded"
     if param is None:

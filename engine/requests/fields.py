@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from engine.requests.errors import RequestError, dotted, shown
+from engine.requests.errors import BUDGETS, RequestError, dotted, shown
 
 IGNORED_HEADER = "x-voltserve-ignored"
 MAX_NAMED = 16  # fields that the header names
@@ -84,10 +84,10 @@ def _check_values(value: Any, where: tuple[str | int, ...]) -> None:
         for index, inner in enumerate(value):
             _check_values(inner, (*where, index))
     elif isinstance(value, int):
-        if not LOWEST <= value <= HIGHEST:
-            raise RequestError(
-                f"{dotted(where)}: expected a number of at most 64 bits, got a longer one", dotted(where)
-            )
+        # Of a number of tokens vLLM says how many there can be.
+        if not LOWEST <= value <= HIGHEST and where[0] not in BUDGETS:
+            message = f"{dotted(where)}: expected a number of at most 64 bits, got {shown(value)}"
+            raise RequestError(message, dotted(where))
     elif isinstance(value, float) and not math.isfinite(value):
         raise RequestError(f"{dotted(where)}: expected a finite number, got {value}", dotted(where))
 

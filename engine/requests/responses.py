@@ -8,7 +8,7 @@ from openai.types.responses.response_reasoning_item import ResponseReasoningItem
 from pydantic import ValidationError
 
 from engine.requests import messages
-from engine.requests.errors import RequestError, shown
+from engine.requests.errors import RequestError, of_problems, shown
 from engine.requests.tools import is_forced
 
 ITEMS = ("message", "function_call", "function_call_output", "reasoning")
@@ -41,9 +41,11 @@ def _item(item: Any, path: str, is_last: bool) -> Any:
         messages.check_arguments(item["arguments"], f"{path}.arguments")
     if kind == "reasoning":
         try:
-            return ResponseReasoningItem.model_validate(item)  # vLLM knows it as such alone
-        except ValidationError:
-            return item
+            return ResponseReasoningItem.model_validate(
+                {"id": "", "summary": [], **item}
+            )  # vLLM knows it as such alone
+        except ValidationError as error:
+            raise of_problems(error.errors(), item, tuple(path.split("."))) from None
     if kind == "message":
         if item.get("role") not in ROLES:
             message = f"{path}.role: expected one of {', '.join(ROLES)}; got {shown(item.get('role'))}"
