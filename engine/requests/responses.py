@@ -146,8 +146,8 @@ def events(answer: dict[str, Any]) -> Iterator[str]:
 
 def _item_events(item: dict[str, Any], index: int) -> Iterator[dict[str, Any]]:
     at = {"output_index": index, "item_id": item["id"]}
-    empty: dict[str, Any] = {"message": {"content": []}, "function_call": {"arguments": ""}}.get(item["type"], {})
-    begun = {**item, **empty, "status": "in_progress"}
+    nothing_yet: Mapping[str, dict[str, Any]] = {"message": {"content": []}, "function_call": {"arguments": ""}}
+    begun = {**item, **nothing_yet.get(item["type"], {}), "status": "in_progress"}
     yield {"type": "response.output_item.added", "output_index": index, "item": begun}
     if item["type"] == "function_call":
         arguments = item["arguments"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -95,13 +96,17 @@ def test_no_value_of_any_field_is_a_500_and_each_refusal_names_it(service: Servi
                     check(post(client, path, body), name, f"{name}={json.dumps(value)} stream={stream}")
 
 
-UNDOCUMENTED = (
-    "top_k min_p repetition_penalty length_penalty stop_token_ids include_stop_str_in_output ignore_eos min_tokens "
-    "skip_special_tokens allowed_token_ids prompt_logprobs bad_words truncate_prompt_tokens structured_outputs "
-    "priority request_id return_token_ids cache_salt kv_transfer_params vllm_xargs repetition_detection response_format "
-    "chat_template chat_template_kwargs documents use_beam_search thinking_token_budget reasoning_effort suffix "
-    "best_of metadata include background max_tool_calls reasoning truncation user store nothing_known"
-).split()  # noqa: SIM905 - names, to be read
+UNDOCUMENTED = re.findall(
+    r"\w+",
+    """
+    top_k min_p repetition_penalty length_penalty stop_token_ids include_stop_str_in_output ignore_eos min_tokens
+    skip_special_tokens allowed_token_ids prompt_logprobs bad_words truncate_prompt_tokens structured_outputs
+    priority request_id return_token_ids cache_salt kv_transfer_params vllm_xargs repetition_detection
+    response_format chat_template chat_template_kwargs documents use_beam_search thinking_token_budget
+    reasoning_effort suffix best_of metadata include background max_tool_calls reasoning truncation user store
+    nothing_known
+    """,
+)
 
 
 def paths(value: Any, at: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
