@@ -25,7 +25,7 @@ def prepare(body: dict[str, Any]) -> None:
         raise RequestError(f"input: expected a text or at least one item, got {got}", "input", "invalid_type")
     if isinstance(given, list):
         body["input"] = [_item(item, f"input.{index}", index == len(given) - 1) for index, item in enumerate(given)]
-    _prepare_format(body)
+    _check_format(body)
 
 
 def _item(item: Any, path: str, is_last: bool) -> Any:
@@ -71,8 +71,7 @@ def _answer_text(content: Any, path: str) -> Any:
     return "".join(texts)
 
 
-def _prepare_format(body: dict[str, Any]) -> None:
-    """Moves `text.format` to where vLLM heeds all formats, and can write its own answer down."""
+def _check_format(body: Mapping[str, Any]) -> None:
     text = body.get("text")
     form = text.get("format") if isinstance(text, dict) else None
     if not isinstance(form, dict):
@@ -93,12 +92,16 @@ def _prepare_format(body: dict[str, Any]) -> None:
     if kind == "json_schema" and not isinstance(schema, dict):
         path = "text.format.schema"
         raise RequestError(f"{path}: expected an object, got {shown(schema)}", path, "invalid_type")
-    body["structured_outputs"] = {"json": schema} if kind == "json_schema" else {"json_object": True}
 
 
 def without_format(body: Mapping[str, Any]) -> dict[str, Any]:
-    """What vLLM gets of a prepared body."""
-    return {name: value for name, value in body.items() if name != "text"}
+    """What vLLM gets of a prepared body: `text.format` where it heeds all formats, and can write its answer down."""
+    moved = {name: value for name, value in body.items() if name != "text"}
+    form = (body.get("text") or {}).get("format") or {"type": "text"}
+    if form["type"] != "text" and not is_forced(body.get("tool_choice")):
+        is_schema = form["type"] == "json_schema"
+        moved["structured_outputs"] = {"json": form["schema"]} if is_schema else {"json_object": True}
+    return moved
 
 
 def needs_whole(request: Any) -> bool:
