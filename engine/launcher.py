@@ -43,8 +43,8 @@ CRASHING_BARRIERS = tuple(f"KMP_{kind}_BARRIER_PATTERN" for kind in ("FORKJOIN",
 def run(arguments: list[str]) -> None:
     """Serves until SIGTERM or until the engine dies. Exits with status 2 where the flags are wrong."""
     args = parse(arguments)
-    patches.apply(forced=gpus.forced(os.environ), serving=True)
     try:
+        patches.apply(forced=gpus.forced(os.environ), serving=True)
         uvloop.run(_serve(args))
     except KeyboardInterrupt:
         return
