@@ -30,7 +30,7 @@ from vllm.utils.system_utils import decorate_logs
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from engine import faults, graph_check, progress, quantization
+from engine import faults, gpus, graph_check, patches, progress, quantization
 from engine.loader import LOAD_FORMAT
 
 PULSE_INTERVAL = 1.0  # seconds
@@ -44,6 +44,7 @@ def run(arguments: list[str]) -> None:
     """Serves until SIGTERM or until the engine dies. Exits with status 2 where the flags are wrong."""
     args = parse(arguments)
     try:
+        patches.apply(forced=gpus.forced(os.environ), serving=True)
         uvloop.run(_serve(args))
     except KeyboardInterrupt:
         return

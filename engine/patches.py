@@ -62,14 +62,15 @@ class Patch:
         setattr(module, attribute, replacement)
 
 
-def apply(*, forced: bool = False, over_ray: bool = False) -> None:
+def apply(*, forced: bool = False, over_ray: bool = False, serving: bool = False) -> None:
     """Applies the manifest. Raises PatchMismatchError before anything is half done by the engine.
 
     `over_ray`: Ray starts the workers. What is for that is left out elsewhere, since looking at it imports Ray.
+    `serving`: clients' requests come to this process.
     `forced` (VOLTSERVE_FORCE_VOLTA, for trials on other GPUs with other releases): what does not match is left as it
     is, and told.
     """
-    for patch in (*MANIFEST, *(OVER_RAY if over_ray else ())):
+    for patch in (*MANIFEST, *(OVER_RAY if over_ray else ()), *(SERVING if serving else ())):
         try:
             patch.apply()
         except PatchMismatchError as mismatch:
@@ -132,6 +133,24 @@ def _results_of_its_own(original: Any) -> Any:
     return FutureWrapper
 
 
+def _with_our_routes(original: Callable[..., Any]) -> Callable[..., Any]:
+    from engine.requests import install
+
+    return install.into(original)
+
+
+def _with_true_reasons(original: Any) -> Any:
+    from engine.requests import chat
+
+    return chat.with_true_reasons(original)
+
+
+def _after_whole_characters(original: Any) -> Any:
+    from engine.requests import prompt_ends
+
+    return prompt_ends.after_whole_characters(original)
+
+
 def is_loopback(hostname: str) -> bool:
     """Whether `hostname` is a loopback address or `localhost`."""
     try:
@@ -177,6 +196,37 @@ MANIFEST = (
         make=_by_candidates,
         reason="it sorts the vocabulary for each token, which costs a small model on a CPU half a step",
         drop_when="vLLM's CPU sampler finds what top-p keeps without sorting",
+    ),
+)
+
+# In the process that clients' requests come to, and nowhere else.
+SERVING = (
+    Patch(
+        target="vllm.entrypoints.openai.api_server:build_app",
+        distribution="vllm",
+        version="0.19.1",
+        fingerprint="cbc11b75aa03d056ee904e6dae028463256a3a1d781ac0e0e62ba97594717a1e",
+        make=_with_our_routes,
+        reason="its routes answer 500 to some wrong requests, and let errors into streams that have begun",
+        drop_when="vLLM lets an application be passed to build_and_serve",
+    ),
+    Patch(
+        target="vllm.entrypoints.openai.chat_completion.serving:OpenAIServingChat",
+        distribution="vllm",
+        version="0.19.1",
+        fingerprint="89f88e53642e5ad37d64da0e727f617155b37a3f60a35b40c333d9891c4df62f",
+        make=_with_true_reasons,
+        reason="a streamed call that max_tokens cuts ends with the reason tool_calls",
+        drop_when="vLLM says length of a call that max_tokens cut, streamed or not",
+    ),
+    Patch(
+        target="vllm.v1.engine.detokenizer:FastIncrementalDetokenizer",
+        distribution="vllm",
+        version="0.19.1",
+        fingerprint="2d523932fabfac3607adf0290b49ca6e69efffa6478955210b0e988b23690fa0",
+        make=_after_whole_characters,
+        reason="after a prompt that ends inside of a character it returns the prompt's text, too",
+        drop_when="tokenizers' DecodeStream takes a prompt's end for given, whole character or not",
     ),
 )
 

@@ -20,6 +20,8 @@ _TYPES: Mapping[int, str] = {
     503: "service_unavailable_error",
 }
 
+KINDS = frozenset({*_TYPES.values(), "server_error"})  # as in the OpenAPI document's schema Error
+
 
 class APIError(Exception):
     """A request is answered here, with this status and error object."""

@@ -29,6 +29,7 @@ ERRORS = {
     503: "No engine that serves the model is ready, or too many requests wait for it",
 }
 RETRY_AFTER = {"description": "Seconds until it is worth another try", "schema": {"type": "string"}}
+IGNORED = {"description": "Fields of the request that mean nothing to this server", "schema": {"type": "string"}}
 _WITH_RETRY_AFTER = frozenset({429, 503})
 
 
@@ -88,11 +89,13 @@ def _proxied(route: ProxiedRoute, config: Settings) -> dict[str, Any]:
     content = {"application/json": {"schema": _reference(route.response)}}
     if route.streams:
         content["text/event-stream"] = {"schema": _reference("Event")}
+    answer: dict[str, Any] = {"description": "The engine's answer", "content": content}
     operation = {
         **_operation(route.path, route.method, route.about),
-        "responses": {"200": {"description": "The engine's answer", "content": content}, **_errors(ERRORS, config)},
+        "responses": {"200": answer, **_errors(ERRORS, config)},
     }
     if route.has_body:
+        answer["headers"] = {"X-Voltserve-Ignored": IGNORED}
         body = {"required": True, "content": {"application/json": {"schema": _reference(route.request)}}}
         operation["requestBody"] = body
     return _locked(operation, config, needs_key=True)

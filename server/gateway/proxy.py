@@ -91,7 +91,6 @@ class Proxy:
             request = parse_object(body)
             self._guard.check_size(request)
             model, about = request.get("model"), request.get("previous_response_id")
-            body = mend.request_body(self._route.path, request, body)
             body = self._guard.begin(scope, request, body, self._pool)
         if not await _while_the_client_stays(self._relay(scope, receive, send, body, model, about), receive):
             self._client_left(scope)

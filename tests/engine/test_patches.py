@@ -14,13 +14,13 @@ from torch.distributed import rendezvous as meet
 from vllm.v1.outputs import LogprobsLists, ModelRunnerOutput
 
 from engine import patches
-from engine.patches import MANIFEST, OVER_RAY, Patch, PatchMismatchError, is_loopback
+from engine.patches import MANIFEST, OVER_RAY, SERVING, Patch, PatchMismatchError, is_loopback
 
 
 def test_every_entry_fits_what_is_installed_and_says_why() -> None:
-    patches.apply(over_ray=True)
-    patches.apply(over_ray=True)  # a second call does nothing
-    for patch in (*MANIFEST, *OVER_RAY):
+    patches.apply(over_ray=True, serving=True)
+    patches.apply(over_ray=True, serving=True)  # a second call does nothing
+    for patch in (*MANIFEST, *OVER_RAY, *SERVING):
         assert patch.reason
         assert patch.drop_when
 
