@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 import httptools
 
+LAST_WORDS = 0.1  # seconds in which what a failed engine wrote is still read
 CONNECT_LIMIT = 3.0  # seconds in which another machine must take a connection
 HIGH_WATER = 2**18  # bytes of a response that wait for a slow client before the engine is made to wait
 Headers = list[tuple[bytes, bytes]]
@@ -106,6 +107,10 @@ class EngineSocket:
             connection.give_up(reason)
         self.close()
 
+    def break_off_soon(self, reason: str) -> None:
+        """The same, once what the engine wrote before has been read."""
+        asyncio.get_running_loop().call_later(LAST_WORDS, self.break_off, reason)
+
     async def _connect(self) -> "_Connection":
         breaks = self._breaks
         try:
@@ -114,7 +119,7 @@ class EngineSocket:
             raise EngineGoneError(f"it cannot be reached: {error.strerror or error}") from error
         if breaks != self._breaks:
             connection.close()
-            raise EngineGoneError("it was given up just then")
+            raise EngineGoneError("it was given up")
         return connection
 
     async def _open(self, new: "Callable[[], _Connection]") -> "_Connection":

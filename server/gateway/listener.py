@@ -244,7 +244,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def _head_again(self, version: str) -> bytes:
         method = self.parser.get_method()
         if method == b"CONNECT":
-            raise APIError(501, "not_implemented", "CONNECT is for proxies; this server is none: ask it directly")
+            message = "CONNECT is not allowed: it is for proxies, and this server is none; ask it directly"
+            raise APIError(405, "method_not_allowed", message, {"Allow": ""})
         fields = [b"%b: %b\r\n" % field for field in self.headers if field[0] != b"upgrade"]
         return b"%b %b HTTP/%b\r\n%b\r\n" % (method, self.url, version.encode(), b"".join(fields))
 
@@ -291,8 +292,9 @@ class BoundedProtocol(HttpToolsProtocol):
             if self.pipeline and self.pipeline[0][0] is cycle:
                 self.pipeline.popleft()
         body = json.dumps(error.body(), ensure_ascii=False).encode("utf-8")
-        head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
-        self._refusal = STATUS_LINE[error.status] + head + body
+        head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n" % len(body)
+        head += "".join(f"{name}: {value}\r\n" for name, value in error.headers.items()).encode("latin-1")
+        self._refusal = STATUS_LINE[error.status] + head + b"\r\n" + body
         self._refuse_in_turn()
 
     def _refuse_in_turn(self) -> None:
