@@ -54,10 +54,10 @@ def configure(level: str, form: str, write: Callable[[str], None] | None = None)
 def asked_form(arguments: Sequence[str], environ: Mapping[str, str] | None = None) -> str:
     """The --log-format of a command line, or of the environment, before either is known to be sound."""
     form = (os.environ if environ is None else environ).get("VOLTSERVE_LOG_FORMAT", "text")
-    for flag, following in zip(arguments, (*arguments[1:], ""), strict=True):
-        name, equals, value = flag.replace("_", "-").partition("=")
-        if name == "--log-format":
-            form = value if equals else following
+    for index, token in enumerate(arguments):
+        flag, equals, value = token.replace("_", "-").partition("=")
+        if flag == "--log-format":
+            form = value if equals else "".join(arguments[index + 1 : index + 2])
     return "json" if form == "json" else "text"
 
 
