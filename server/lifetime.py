@@ -90,7 +90,7 @@ def _owned(folder: Path) -> int:
 
     The file gets its name once it is locked, so that nobody finds it unlocked.
     """
-    lock = os.open(folder / f".{_OWNER}", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+    lock = os.open(folder / f".{_OWNER}", os.O_CREAT | os.O_EXCL | os.O_RDONLY, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         (folder / f".{_OWNER}").rename(folder / _OWNER)
@@ -107,7 +107,7 @@ def _remove_abandoned(parent: Path) -> None:
             found = folder.lstat()  # a link is no folder
             if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
                 continue
-            lock = os.open(folder / _OWNER, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            lock = os.open(folder / _OWNER, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while its process lives, or removes it
                 shutil.rmtree(folder)  # follows no link, and not the folder's own name if it became one

@@ -1,5 +1,6 @@
 """The whole server as a process: health while it loads, faults, drain, exit codes, and nothing left behind."""
 
+import errno
 import json
 import os
 import signal
@@ -14,7 +15,9 @@ import httpx
 import pytest
 from openai import APIError, OpenAI
 
+from server.errors import PreflightError
 from server.keys import add_key
+from server.supervisor.progress import receive_progress
 from tests.server.conftest import LIMIT, ROOT, alive, make_model, serving, wait_for
 
 SLOW = {"tokens": 40, "delay": 0.05}
@@ -275,6 +278,31 @@ def test_the_runtime_folder_of_a_killed_server_is_removed_by_the_next(tmp_path: 
             assert len(list(short_tmp.glob("voltserve-*"))) == 2, "one that lives stays"
         assert served.post().status_code == 200
     assert not list(short_tmp.glob("voltserve-*"))
+
+
+async def test_no_room_for_a_socket_is_told_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket.socket, "bind", _refuse)
+    with pytest.raises(PreflightError, match=r"progress\.sock: No space left on device; set TMPDIR"):
+        await receive_progress(Path("/nowhere/progress.sock"), print, print)
+
+
+def _refuse(*_: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_runtime_folder_that_cannot_be_written_for_a_while_delays_a_restart_only(
+    tmp_path: Path, short_tmp: Path
+) -> None:
+    with serving(make_model(tmp_path / "m"), env={"TMPDIR": str(short_tmp)}) as served:
+        served.wait_for_state("ready")
+        (folder,) = short_tmp.glob("voltserve-*")
+        engine = served.engine_pids()[0]
+        (folder / "engine.sock").unlink()
+        (folder / "engine.sock").mkdir()  # which cannot be unlinked, as on a file system that went read-only
+        os.kill(engine, signal.SIGKILL)
+        wait_for(lambda: "cannot be started: " in str(served.health()[1]["last_exit"]), "a start that cannot be")
+        (folder / "engine.sock").rmdir()
+        served.wait_for_state("ready")
 
 
 def test_sighup_is_an_orderly_end_however_often_it_comes(tmp_path: Path, short_tmp: Path) -> None:
