@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from server.decisions import Decision
 from server.devices import Devices, find_devices
@@ -25,6 +25,8 @@ from server.modalities import choose_text_only
 from server.presets import Automatic, Preset, find_preset, load_presets, select_preset, unused_cards, usable_cores
 
 ENV_PREFIX = "VOLTSERVE_"
+
+_LISTS = frozenset({"served-model-name", "cors-origins", "forwarded-allow-ips"})
 
 # Engine flags below every preset. The access log is the gateway's; the engine's would be full of heartbeats.
 BUILT_IN: Mapping[str, FlagValue] = MappingProxyType({"disable-uvicorn-access-log": True})
@@ -72,11 +74,22 @@ class Settings(BaseModel):
     body_timeout: float = Field(60, gt=0, description="seconds a request body may take to come")
     max_prompt_chars: int = Field(2_000_000, gt=0, description="longest prompt, in characters or tokens")
     max_sequences: int = Field(128, gt=0, description="prompts times n in one request")
+    forwarded_allow_ips: tuple[str, ...] = Field(
+        ("127.0.0.1",), description="proxies, as addresses or networks, whose X-Forwarded-For names the client; or *"
+    )
     cors_origins: tuple[str, ...] = Field(
         (), description="web origins whose pages may call, such as https://app.example"
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="debug, info, warning or error")
     log_format: Literal["text", "json"] = Field("text", description="text or json")
+
+    @field_validator("forwarded_allow_ips")
+    @classmethod
+    def _are_addresses(cls, given: tuple[str, ...]) -> tuple[str, ...]:
+        for one in given:
+            if one != "*":
+                ipaddress.ip_network(one)
+        return given
 
 
 class Config(Settings):
@@ -106,7 +119,7 @@ class Config(Settings):
 def setting_flags() -> dict[str, Flag]:
     """voltserve's own settings as flags. Their values stay text until the configuration is validated as a whole."""
     names = (name.replace("_", "-") for name in Settings.model_fields)
-    return {name: Flag(name, kind="text", several=name in {"served-model-name", "cors-origins"}) for name in names}
+    return {name: Flag(name, kind="text", several=name in _LISTS) for name in names}
 
 
 def all_flags() -> dict[str, Flag]:
@@ -268,7 +281,8 @@ def _validate(own: Mapping[str, Any], sources: Mapping[str, str]) -> Settings:
     except ValidationError as error:
         problem = error.errors()[0]
         name = str(problem["loc"][0]).replace("_", "-")
-        raise ConfigError(f"--{name} ({sources[name]}): {problem['msg']}, got {problem['input']!r}") from error
+        what = problem["msg"].removeprefix("Value error, ")
+        raise ConfigError(f"--{name} ({sources[name]}): {what}, got {problem['input']!r}") from error
 
 
 def _listening(settings: Settings) -> list[Decision]:

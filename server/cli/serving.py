@@ -6,18 +6,18 @@ from typing import Annotated, Any
 
 import typer
 
-from server.cli.common import FREE, AsJson, ConfiguredCommand, group, print_json, user_errors
+from server.cli.common import FREE, AsJson, ConfiguredCommand, ServeCommand, group, print_json, user_errors
 
 app = group()
 
 
-@app.command(cls=ConfiguredCommand, context_settings=FREE, options_metavar="--model DIR [FLAGS]")
+@app.command(cls=ServeCommand, context_settings=FREE, options_metavar="--model DIR [FLAGS]")
 def serve(ctx: typer.Context) -> None:
     """Serve a model: start the engine, watch it, and answer clients."""
     from server.engines import load_configs
     from server.serve import serve as run
 
-    with user_errors():
+    with user_errors(ctx.args):
         code = run(load_configs(ctx.args))
     raise typer.Exit(code)
 

@@ -75,7 +75,8 @@ class Gateway:
         app.add_exception_handler(APIError, _api_error)
         app.add_exception_handler(Exception, _bug)
         self.routes = tuple(app.routes)
-        self.app: ASGIApp = AccessMiddleware(_with_cors(_Straight(straight, app), config.cors_origins), self.metrics)
+        answering = _with_cors(_Straight(straight, app), config.cors_origins)
+        self.app: ASGIApp = AccessMiddleware(answering, self.metrics, config.forwarded_allow_ips)
 
     async def _described(self, _: Request) -> Response:
         """`GET /openapi.json`, made anew only when other models are served."""

@@ -14,6 +14,7 @@ _TYPES: Mapping[int, str] = {
     405: "invalid_request_error",
     408: "invalid_request_error",
     413: "invalid_request_error",
+    415: "invalid_request_error",
     429: "rate_limit_error",
     431: "invalid_request_error",
     502: "server_error",

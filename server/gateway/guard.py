@@ -3,6 +3,7 @@
 import contextlib
 import json
 import math
+import re
 from collections.abc import Iterator
 from datetime import datetime, timezone
 from pathlib import Path
@@ -158,6 +159,22 @@ class Guard:
         if size > self._config.max_prompt_chars:
             message = f"a prompt of {size} characters; at most {self._config.max_prompt_chars} (--max-prompt-chars)"
             raise APIError(400, "prompt_too_long", message)
+
+
+_JSON_TYPE = re.compile(rb"application/(?:[\w.-]+\+)?json\s*(?:;.*)?", re.IGNORECASE)
+
+
+def check_media(scope: Scope) -> None:
+    """Raises APIError 415 where a body is not said to be JSON, or is compressed."""
+    kind = header(scope, b"content-type").strip()
+    if kind != b"application/json" and not _JSON_TYPE.fullmatch(kind):
+        got = f"Content-Type is {kind[:100].decode('latin-1')!r}" if kind else "there is no Content-Type"
+        message = f"the request body must be JSON, and {got}: send the header `Content-Type: application/json`"
+        raise APIError(415, "unsupported_media_type", message, {"Accept": "application/json"})
+    coding = header(scope, b"content-encoding").strip().lower()
+    if coding not in {b"", b"identity"}:
+        message = f"Content-Encoding is {coding[:100].decode('latin-1')!r}: send the request body uncompressed"
+        raise APIError(415, "unsupported_media_type", message, {"Accept-Encoding": "identity"})
 
 
 def _unauthorized(message: str) -> APIError:

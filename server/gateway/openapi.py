@@ -22,6 +22,7 @@ ERRORS = {
     404: "No such model or response",
     408: "The request came too slowly",
     413: "The body is too large",
+    415: "The body is not said to be JSON, or is compressed",
     429: "Too many requests of this client, in a minute or at once, or its key has used its tokens of the day",
     431: "The target and header fields are too large",
     500: "The engine failed on this request",

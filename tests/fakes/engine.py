@@ -72,6 +72,7 @@ class Answer:
     score: float = -1.0  # the log-probability of each token of an echoed prompt
     kill_after: int | None = None  # SIGKILL to ourselves after so many tokens
     fault: tuple[str, str] | None = None  # told before that: an exception's type and message
+    error_after: int | None = None  # an error event after so many tokens, as vLLM tells of errors in a stream
     half_event: bool = False  # the last token before the kill is cut in the middle
 
 
@@ -210,6 +211,10 @@ class FakeEngine:
         ended = False
         try:
             for index in range(answer.tokens):
+                if index == answer.error_after:
+                    failed = {"message": "the cache is full", "type": "BadRequestError", "param": None, "code": 400}
+                    yield _event({"error": failed})
+                    break
                 choice = {"index": 0, "finish_reason": None}
                 text = await self.token(answer, index)
                 usage = {"usage": _usage(body, index + 1)} if each else {} if chat else {"usage": None}

@@ -9,6 +9,7 @@ import socket
 import struct
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,6 +52,13 @@ def make_model(folder: Path, **fake: object) -> Path:
     (folder / "model.safetensors").write_bytes(NO_TENSORS)
     (folder / "fake.json").write_text(json.dumps(fake))
     return folder
+
+
+@pytest.fixture
+def short_tmp() -> Iterator[Path]:
+    """A folder whose path leaves room for a Unix socket's, which pytest's does not."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
 
 
 @pytest.fixture
