@@ -104,7 +104,7 @@ def forward(rows: torch.Tensor, seeds: dict[int, int], p: float | None) -> torch
     generators = {row: torch.Generator().manual_seed(seed) for row, seed in seeds.items()}
     top_p = None if p is None else torch.full((len(rows),), p)
     patches.apply()
-    tokens, _ = topk_topp_sampler.TopKTopPSampler().forward_cpu(rows.clone(), generators, None, top_p)
+    tokens: torch.Tensor = topk_topp_sampler.TopKTopPSampler().forward_cpu(rows.clone(), generators, None, top_p)[0]
     return tokens
 
 

@@ -121,7 +121,7 @@ def test_each_request_s_grammar_is_compiled_by_its_own_backend(monkeypatch: pyte
     def compiled(backend: str, text: str = "good") -> Any:
         wanted = SimpleNamespace(params=SimpleNamespace(_backend=backend), structured_output_key=("kind", text))
         manager.grammar_init(SimpleNamespace(structured_output_request=wanted, request_id="r"))
-        return wanted.grammar.result(10)  # type: ignore[attr-defined]
+        return wanted.grammar.result(10)
 
     assert [compiled(name).inner.name for name in ("one", "two", "one")] == ["one", "two", "one"]
     assert built == ["one", "two"]
@@ -156,7 +156,7 @@ def test_the_engine_schedules_with_these_unless_told_otherwise(overlapping: bool
 
     def config(**more: Any) -> Any:
         made = SchedulerConfig.default_factory(async_scheduling=overlapping, **more)
-        scheduling.use(SimpleNamespace(scheduler_config=made))  # type: ignore[arg-type]
+        scheduling.use(SimpleNamespace(scheduler_config=made))
         return made
 
     assert config().get_scheduler_cls() is chosen
