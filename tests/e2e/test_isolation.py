@@ -78,7 +78,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "a stop token too low": ("stop_token_ids", {"stop_token_ids": [-60000], "min_tokens": 1}),
     "an allowed token": ("allowed_token_ids", {"allowed_token_ids": [49152]}),
     "a biased token": ("logit_bias", {"logit_bias": {"49152": 1}}),
-    "a number beyond 64 bits": ("top_k", {"top_k": 2**70}),
+    "a number beyond 64 bits": ("top_k", {"top_k": 2**70, "temperature": 1}),
     "a schema that is itself": (
         "response_format",
         {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SELF_REFERENCE}}},
@@ -150,7 +150,7 @@ STOPS: dict[str, dict[str, Any]] = {
     "across tokens": {"stop": ["son, a"]},
     "the first of several": {"stop": ["never", "28", "Wilson"]},
     "kept": {"stop": ["Wilson"], "include_stop_str_in_output": True},
-    "no ASCII": {"prompt": "Repeat: ü€😀 ü€😀 ü€😀 ü€😀", "stop": ["€😀"]},
+    "no ASCII": {"structured_outputs": {"choice": ["ab ü€😀 cd"]}, "stop": ["€😀"]},
 }
 
 
