@@ -112,7 +112,7 @@ def forward(rows: torch.Tensor, seeds: dict[int, int], p: float | None) -> torch
 @pytest.mark.parametrize("mates", [0.1, 3.0, 30.0], ids=["even", "middling", "peaked"])
 def test_a_seed_gives_the_same_token_in_any_company(mates: float, p: float | None) -> None:
     rows = torch.cat([logits(1, 3.0), logits(6, mates, seed=1)])
-    for seed in range(10):
+    for seed in range(4):
         alone = forward(rows[:1], {0: seed}, p)
         for company in (2, 3, 7):
             for others in ({}, {row: 100 + row for row in range(1, company)}, {1: 5}):
@@ -127,7 +127,7 @@ EXTREME = st.one_of(
 SMALL = [1e-300, 5e-324, 1e-38, 1e-45, 1.0, 0.999999, 0.5]
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=150)
 @given(st.data())
 def test_every_row_keeps_a_token_and_gets_one_whatever_its_numbers_are(data: st.DataObject) -> None:
     rows, vocabulary = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 12))
