@@ -1,6 +1,7 @@
 """vLLM's default weight loader, telling how many bytes of the checkpoint it has read."""
 
 import json
+import os
 from collections.abc import Generator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from vllm.config.load import LoadConfig
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 from vllm.platforms import current_platform
 
-from engine import cpu_attention, progress, recording
+from engine import cpu_attention, gpus, patches, progress, recording
 from engine.overflow import OverflowCheck
 from quant.safetensors_file import INDEX_NAME
 
@@ -29,6 +30,7 @@ class ReportingLoader(DefaultModelLoader):  # type: ignore[misc]  # vLLM's class
     def load_model(self, vllm_config: VllmConfig, model_config: ModelConfig, prefix: str = "") -> nn.Module:
         """Builds and loads the model; what follows in vLLM is sizing the KV cache and the warm-up run."""
         progress.phase("weights")
+        patches.apply(forced=gpus.forced(os.environ), in_worker=True)
         if model_config.is_hybrid:
             # Not before: on a GPU its import initializes CUDA, and vLLM would not fork this process.
             from engine import gdn
