@@ -145,7 +145,7 @@ def load_config(
     if asked:
         preset = find_preset(asked, presets)
     else:
-        preset, decision = select_preset(presets, found, cpu_engine=_engine_is_cpu_build())
+        preset, decision = select_preset(presets, found, cpu_engine=engine_is_cpu_build())
         decisions.append(decision)
 
     values: dict[str, FlagValue] = {}
@@ -300,7 +300,12 @@ def _preset_environment(preset: Preset, cpu_ranks: int, decisions: list[Decision
     return environment
 
 
-def _engine_is_cpu_build() -> bool:
+def engine_is_cpu_build() -> bool:
+    """Whether the installed vLLM is its CPU build.
+
+    Raises:
+        ConfigError: none is installed.
+    """
     try:
         return "cpu" in importlib.metadata.version("vllm")
     except importlib.metadata.PackageNotFoundError as error:

@@ -3,11 +3,14 @@
 from dataclasses import asdict
 from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from server.cli.common import AsJson, group, print_json, progress, user_errors
+
+if TYPE_CHECKING:
+    from quant.formats.others import Device
 
 app = group()
 model_app = group("Model directories.")
@@ -91,6 +94,17 @@ def quantize(
     )
 
 
+class Kind(str, Enum):
+    """What an engine runs on."""
+
+    V100 = "v100"
+    CPU = "cpu"
+    GPU = "gpu"
+
+
+_DEVICES: "dict[Kind, Device]" = {Kind.V100: "volta", Kind.CPU: "cpu", Kind.GPU: "gpu"}
+
+
 @app.command()
 def verify(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Model directory.")],
@@ -101,10 +115,19 @@ def verify(
     manifest: Annotated[
         bool, typer.Option("--write-manifest", help="Write SHA256SUMS anew, if nothing is wrong with the model.")
     ] = False,
+    device: Annotated[
+        Kind | None, typer.Option(help="What it is to be served on. [default: what is found here]")
+    ] = None,
 ) -> None:
-    """Find what is wrong with a model directory: shards, headers, values, sha256, config, tensor-parallel sizes."""
+    """Find what is wrong with a model directory: shards, headers, values, sha256, config; whether it can be served.
+
+    The exit code is 0 where it can be served, and 2 where not, as of plan, explain and serve.
+    """
+    from quant.verify import Target
     from quant.verify import verify as find_out
+    from server.errors import UserError
     from server.model_text import verification_text
+    from server.servable import device_here
 
     if headers and manifest:
         raise typer.BadParameter("--headers and --write-manifest exclude each other: digests need every byte")
@@ -112,6 +135,7 @@ def verify(
         report = find_out(
             directory,
             "headers" if headers else "full",
+            target=Target(_DEVICES[device] if device else device_here()),
             manifest="write" if manifest else "check",
             on_progress=on_progress,
         )
@@ -119,7 +143,7 @@ def verify(
         print_json(report.as_dict())
     else:
         print(verification_text(report))
-    raise typer.Exit(0 if report.ok else 1)
+    raise typer.Exit(0 if report.ok else UserError.exit_code)
 
 
 @app.command()

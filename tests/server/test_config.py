@@ -20,7 +20,7 @@ def config(
 ) -> Config:
     """On these devices, with the engine made for them unless one is named."""
     cpu_build = not devices.gpus if cpu_engine is None else cpu_engine
-    with patch("server.config._engine_is_cpu_build", lambda: cpu_build):
+    with patch("server.config.engine_is_cpu_build", lambda: cpu_build):
         return load_config(shlex.split(line), environ or {}, lambda: devices)
 
 

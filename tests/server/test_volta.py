@@ -16,7 +16,7 @@ from server.devices import Devices
 
 
 def config(line: str) -> Config:
-    with patch("server.config._engine_is_cpu_build", lambda: True):
+    with patch("server.config.engine_is_cpu_build", lambda: True):
         return load_config(shlex.split(line), {}, lambda: Devices((), "no driver"))
 
 

@@ -8,6 +8,7 @@ import pytest
 from quant.errors import QuantError
 from quant.safetensors_header import Entry
 from server.plan.model import NotPlannedError, describe, layer_of, read_model
+from tests.quant.checkpoints import write_tokenizer
 
 from .models import dense, hybrid, model
 
@@ -25,6 +26,7 @@ def write(folder: Path, config: dict[str, Any], shards: dict[str, dict[str, Entr
         with (folder / shard).open("wb") as file:
             file.write(struct.pack("<Q", len(text)) + text)
             file.truncate(8 + len(text) + end)
+    write_tokenizer(folder)
     if index:
         weight_map = {name: shard for shard, entries in shards.items() for name in entries}
         (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
