@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 
+from quant import architectures
 from quant.atomic import atomic_directory
 from quant.blockwise import largest_magnitude, quantize_matrix
 from quant.calibrate import CalibrationSettings, calibrate
@@ -30,6 +31,8 @@ from quant.progress import OnProgress, Progress, ignore_progress
 from quant.safetensors_file import INDEX_NAME, Checkpoint, ShardWriter, TensorInfo, open_checkpoint, write_index
 from quant.selection import DEFAULT_IGNORE, Selection, matching_pattern, select, siblings
 from quant.tensor import GROUP_SIZES
+from quant.verify import unserved
+from quant.verify.layers import Modules
 
 # Tokenizer, template, generation settings, remote code, licence: all that may stand beside the weights, but no weights.
 COPIED = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken", "*.py", "*.md", "LICENSE*", "NOTICE*")
@@ -90,8 +93,9 @@ def quantize_checkpoint(
 
     `ignore` is in compressed-tensors' syntax (quant/selection.py). What is kept stays float16 or bfloat16, float32
     becomes float16. `calibration` is for methods that calibrate; None is the default text. Raises QuantError for a
-    source that is no 16-bit model, a weight that is NaN or Inf or does not fit float16, and an existing `dst`;
-    nothing is left behind then. Anything else that ends it, such as Ctrl-C, leaves what is done for the next run.
+    source that is no 16-bit model, layers that no engine here serves in 4 bits, a weight that is NaN or Inf or does not
+    fit float16, and an existing `dst`; nothing is left behind then. Anything else that ends it, such as Ctrl-C, leaves
+    what is done for the next run.
     """
     if method.policy not in quantize_config.SCALE_POLICIES:
         known = ", ".join(quantize_config.SCALE_POLICIES)
@@ -106,6 +110,7 @@ def quantize_checkpoint(
         raise QuantError(
             f"{src}: expected linear layers to quantize, got none", "Check the ignore patterns and the source"
         )
+    _refuse_unserved(src, config, checkpoint, selection, group_size)
     if method.calibrates and calibration is None:
         calibration = CalibrationSettings(calibration_text())
     if calibration is not None and not method.calibrates:
@@ -141,6 +146,27 @@ def quantize_checkpoint(
         sum(info.nbytes for info in checkpoint.tensors.values()),
         sum(info.nbytes for info in written.values()),
     )
+
+
+def _refuse_unserved(
+    src: Path, config: Mapping[str, object], checkpoint: Checkpoint, selection: Selection, group_size: int
+) -> None:
+    """Refuses, before hours of work, to make what no engine here serves; as `verify` would refuse it afterwards."""
+    shapes = {module: checkpoint.tensors[f"{module}.weight"].shape for module in selection.linears}
+    linears = {
+        module: (rows, columns, group_size, compressed_tensors.LAYOUT) for module, (rows, columns) in shapes.items()
+    }
+    findings = [*unserved.check_layers(linears), *unserved.check_experts(config, Modules(nvfp4=linears))]
+    if findings:
+        first = findings[0]
+        raise QuantError(
+            f"{src}: {first.tensor}: expected {first.expected} in the model to make, got {first.got}",
+            "Add it to --ignore, or leave --ignore-only out: the default list keeps such layers in 16 bits",
+        )
+    if (unknown := architectures.judge(config.get("architectures"))) is not None:
+        raise QuantError(
+            f"{src / 'config.json'}: architectures: expected {unknown.expected}, got {unknown.got}", unknown.remedy
+        )
 
 
 def _inputs(

@@ -64,7 +64,10 @@ def quantize(
     group_size: Annotated[GroupSize, typer.Option(help="Elements that share a scale.")] = GroupSize.SIXTEEN,
     ignore: Annotated[
         list[str] | None,
-        typer.Option(help="Layer to keep as it is: a name, or re:PATTERN. Repeatable; replaces the default list."),
+        typer.Option(help="Layer to keep as it is, too: a name, or re:PATTERN. Repeatable; adds to the default list."),
+    ] = None,
+    ignore_only: Annotated[
+        list[str] | None, typer.Option(help="The same, in place of the default list. Repeatable.")
     ] = None,
 ) -> None:
     """Quantize a model directory to QUASAR-NVFP4."""
@@ -85,7 +88,7 @@ def quantize(
             method=Method(method.value, compensate),
             calibration=calibration,
             group_size=int(group_size.value),
-            ignore=DEFAULT_IGNORE if ignore is None else tuple(ignore),
+            ignore=(*(DEFAULT_IGNORE if ignore_only is None else ignore_only), *(ignore or ())),
             on_progress=on_progress,
         )
     print(

@@ -90,7 +90,7 @@ def test_a_shard_that_the_index_names_and_is_missing_is_named(tmp_path: Path) ->
     ("changes", "message"),
     [
         ({"num_hidden_layers": 0}, "num_hidden_layers: expected a positive number, got 0"),
-        ({"hidden_size": "5120"}, "hidden_size: expected int, got '5120'"),
+        ({"hidden_size": "5120"}, "hidden_size: expected an integer, got '5120'"),
         ({"vocab_size": None}, "vocab_size: expected a positive number"),
         ({"layer_types": ["full_attention"]}, "layer_types: expected 36 entries, got 1"),
     ],
