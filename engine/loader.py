@@ -4,6 +4,7 @@ import json
 from collections.abc import Generator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,7 +15,7 @@ from vllm.platforms import current_platform
 
 from engine import cpu_attention, progress, recording
 from engine.overflow import OverflowCheck
-from quant.safetensors_file import INDEX_NAME
+from quant.safetensors_header import INDEX_NAME, is_consolidated
 
 LOAD_FORMAT = "voltserve"
 
@@ -63,6 +64,12 @@ class ReportingLoader(DefaultModelLoader):  # type: ignore[misc]  # vLLM's class
         self._overflow.judge(model)
         self._loaded = {name: parameter.nbytes for name, parameter in model.named_parameters()}
         self._progress.finish()
+
+    def _prepare_weights(self, *args: Any) -> tuple[str, list[str], bool]:
+        """vLLM's, without consolidated files where there are others: it would load each weight twice."""
+        folder, files, safetensors = super()._prepare_weights(*args)
+        own = [file for file in files if not is_consolidated(Path(file).name)]
+        return folder, own or files, safetensors
 
     def _get_weights_iterator(
         self, source: DefaultModelLoader.Source

@@ -7,6 +7,7 @@ A preset gives the engine's flags and environment for the devices it `match`es. 
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
@@ -124,7 +125,13 @@ def load_presets(folder: Path = PRESETS_FOLDER) -> dict[str, Preset]:
     Raises:
         ConfigError: a file that is not a preset; names the file, the key and the nearest valid key.
     """
-    presets = (load_preset(path) for path in sorted(folder.glob("*.yaml")))
+    return dict(_load_presets(folder, tuple((path, path.stat().st_mtime_ns) for path in sorted(folder.glob("*.yaml")))))
+
+
+@lru_cache(maxsize=4)
+def _load_presets(folder: Path, files: tuple[tuple[Path, int], ...]) -> dict[str, Preset]:
+    """Read once: several questions about one start are each answered from the presets."""
+    presets = (load_preset(path) for path, _ in files)
     return {preset.name: preset for preset in presets}
 
 
