@@ -147,6 +147,7 @@ def test_fetch_hands_over_its_arguments_and_logs_progress(monkeypatch: pytest.Mo
 
 def test_quantize_hands_over_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
     from quant.quantize import Method, QuantizeReport
+    from quant.selection import DEFAULT_IGNORE
 
     calls = []
 
@@ -159,9 +160,12 @@ def test_quantize_hands_over_its_options(monkeypatch: pytest.MonkeyPatch) -> Non
     options = ["--method", "maxabs", "--group-size", "32", "--ignore", "lm_head", "--ignore", "re:x"]
     code, out, _ = run("quantize", "a", "b", *options)
     assert code == 0
-    expected = {"method": Method("maxabs"), "calibration": None, "group_size": 32, "ignore": ("lm_head", "re:x")}
-    assert calls == [(Path("a"), Path("b"), expected)]
+    expected = {"method": Method("maxabs"), "calibration": None, "group_size": 32}
+    adding = expected | {"ignore": (*DEFAULT_IGNORE, "lm_head", "re:x")}
+    assert calls == [(Path("a"), Path("b"), adding)]
     assert out.strip() == "b: 2 linear layers in NVFP4, 1 tensors kept; 4 MB became 1 MB"
+    assert run("quantize", "a", "b", "--ignore-only", "lm_head", "--ignore", "re:x")[0] == 0
+    assert calls[1][2]["ignore"] == ("lm_head", "re:x")
 
 
 def test_quantize_hands_over_what_to_calibrate_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

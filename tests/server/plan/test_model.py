@@ -8,14 +8,17 @@ import pytest
 from quant.errors import QuantError
 from quant.safetensors_header import Entry
 from server.plan.model import NotPlannedError, describe, layer_of, read_model
-from tests.quant.checkpoints import write_tokenizer
+from tests.quant.checkpoints import COMPRESSED_TENSORS, write_tokenizer
 
 from .models import dense, hybrid, model
 
 
 def write(folder: Path, config: dict[str, Any], shards: dict[str, dict[str, Entry]], *, index: bool) -> Path:
     """A model directory whose shards' data are holes."""
-    (folder / "config.json").write_text(json.dumps(config))
+    quantized = any(name.endswith("weight_packed") for entries in shards.values() for name in entries)
+    ignore = ["lm_head", "re:.*(visual|mtp|gate$|in_proj_[ab]$)"]
+    declared = {"quantization_config": COMPRESSED_TENSORS | {"ignore": ignore}} if quantized else {}
+    (folder / "config.json").write_text(json.dumps(declared | config))
     for shard, entries in shards.items():
         header, end = {}, 0
         for name, entry in entries.items():
