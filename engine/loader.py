@@ -21,10 +21,13 @@ LOAD_FORMAT = "voltserve"
 
 
 class ReportingLoader(DefaultModelLoader):  # type: ignore[misc]  # vLLM's classes are untyped
-    """Load format `voltserve`: everything is vLLM's `auto`, plus phases and progress."""
+    """Load format `voltserve`: everything is vLLM's `hf`, plus phases and progress.
+
+    Its `auto` would take consolidated files where there are any, in place of the shards that `verify` looked at.
+    """
 
     def __init__(self, load_config: LoadConfig) -> None:
-        super().__init__(replace(load_config, load_format="auto"))
+        super().__init__(replace(load_config, load_format="hf"))
         self._progress = progress.WeightsProgress()
 
     def load_model(self, vllm_config: VllmConfig, model_config: ModelConfig, prefix: str = "") -> nn.Module:

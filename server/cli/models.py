@@ -126,6 +126,7 @@ def verify(
 
     The exit code is 0 where it can be served, and 2 where not, as of plan, explain and serve.
     """
+    from quant.errors import QuantError
     from quant.verify import Target
     from quant.verify import verify as find_out
     from server.errors import UserError
@@ -135,13 +136,16 @@ def verify(
     if headers and manifest:
         raise typer.BadParameter("--headers and --write-manifest exclude each other: digests need every byte")
     with user_errors(), progress() as on_progress:
-        report = find_out(
-            directory,
-            "headers" if headers else "full",
-            target=Target(_DEVICES[device] if device else device_here()),
-            manifest="write" if manifest else "check",
-            on_progress=on_progress,
-        )
+        try:
+            report = find_out(
+                directory,
+                "headers" if headers else "full",
+                target=Target(_DEVICES[device] if device else device_here()),
+                manifest="write" if manifest else "check",
+                on_progress=on_progress,
+            )
+        except QuantError as error:  # it is no directory
+            raise UserError(str(error)) from error
     if as_json:
         print_json(report.as_dict())
     else:

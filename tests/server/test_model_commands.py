@@ -121,7 +121,7 @@ def test_verify_refuses_flags_that_exclude_each_other(tmp_path: Path) -> None:
 
 def test_verify_of_no_directory_is_one_message(tmp_path: Path) -> None:
     code, _, err = run("verify", tmp_path / "none")
-    assert code == 1
+    assert code == 2
     assert err == (
         f"voltserve: model directory {tmp_path}/none: expected a directory, got nothing: it does not exist. Models are "
         "local directories; nothing is fetched while serving. `voltserve model fetch NAME DIR` and `voltserve quantize "
