@@ -16,13 +16,23 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from server.adaptation import adapt
 from server.decisions import Decision
-from server.devices import Devices, find_devices
+from server.devices import Devices, cards_for, find_devices
 from server.errors import ConfigError, unknown_name
 from server.flags import REFUSED, RETIRED, Flag, FlagValue, engine_flags, parse_arguments, parse_variable
 from server.modalities import FLAG as TEXT_ONLY
 from server.modalities import choose_text_only
-from server.presets import Automatic, Preset, find_preset, load_presets, select_preset, unused_cards, usable_cores
+from server.presets import (
+    Automatic,
+    Match,
+    Preset,
+    find_preset,
+    load_presets,
+    select_preset,
+    unused_cards,
+    usable_cores,
+)
 
 ENV_PREFIX = "VOLTSERVE_"
 
@@ -193,7 +203,14 @@ def load_config(
     for name in setting_flags():
         sources.setdefault(name, "default")
     decisions += _listening(settings)
+    for flag, value, decision in adapt(Path(settings.model), values, sources):
+        values[flag] = value
+        sources[flag] = "the preset's, as far as the model allows"
+        decisions.append(decision)
     gpus_needed = _parallelism(values) if preset.match is not None else 0
+    if preset.match is not None:
+        found, told = choose_cards(found, preset.match, gpus_needed, forced=settings.volta == "force")
+        decisions += told
     smallest = smallest_card(found, preset, gpus_needed)
     if text_only := choose_text_only(Path(settings.model), values, smallest):
         values[TEXT_ONLY] = True
@@ -233,6 +250,28 @@ def load_settings(
     own = {name.replace("-", "_"): given[name] for name in given.keys() & setting_flags().keys() - of_an_engine}
     own["model"] = file
     return _validate(own, dict.fromkeys(given, "the command line or the environment"))
+
+
+def choose_cards(found: Devices, match: Match, needed: int, *, forced: bool) -> tuple[Devices, tuple[Decision, ...]]:
+    """The cards for a preset, those to be used first, with the reason where some of the machine's stay idle.
+
+    `forced`: cards of other kinds are treated as V100s.
+    """
+    suited = cards_for(found.gpus, match.capability, match.memory_gib, match.nvlink)
+    if forced:
+        suited += [device for device in found.gpus if device not in suited]
+    enough = [device for device in suited if device.memory_gib == match.memory_gib]
+    if len(enough) >= needed or not suited:
+        suited = enough or suited
+    used = suited[:needed]
+    idle = [device for device in found.gpus if device not in used]
+    if not idle or len(used) < needed:
+        return Devices(tuple(suited), found.reason), ()
+    others = ", ".join(f"GPU {device.index} {device}" for device in idle)
+    choice = ", ".join(f"GPU {device.index} {device.name}" for device in used)
+    kind = f"capability {match.capability} and {match.memory_gib} GiB"
+    reason = f"{needed} of {len(found.gpus)}, the first of {kind}; idle: {others}"
+    return Devices(tuple(suited), found.reason), (Decision("cards", choice, reason),)
 
 
 def smallest_card(devices: Devices, preset: Preset, gpus_needed: int) -> float | None:
@@ -317,7 +356,11 @@ def _preset_environment(preset: Preset, cpu_ranks: int, decisions: list[Decision
 
 
 def engine_is_cpu_build() -> bool:
-    """Whether the installed engine is vLLM's CPU build. Raises ConfigError where none is installed."""
+    """Whether the installed vLLM is its CPU build.
+
+    Raises:
+        ConfigError: none is installed.
+    """
     try:
         return "cpu" in importlib.metadata.version("vllm")
     except importlib.metadata.PackageNotFoundError as error:

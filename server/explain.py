@@ -24,7 +24,7 @@ def explain(config: Config) -> dict[str, Any]:
     values = {**own, **config.engine}
     launch = render_launch(config, RUNTIME)
     checked, problem = _preflight(config)
-    engine, refusal = engine_decisions(config)
+    engine, _ = engine_decisions(config)  # what of it stops serve, the preflight says
     inherited = sorted(name for name in os.environ if is_inherited(name) and name not in ALWAYS)
     decisions = (*config.decisions, *overridden(config), *checked, *engine)
     return {
@@ -38,7 +38,7 @@ def explain(config: Config) -> dict[str, Any]:
         "engine_command": list(launch.argv),
         "engine_environment": {name: value for name, value in sorted(launch.env.items()) if name not in inherited},
         "engine_inherits": inherited,
-        "problem": problem or refusal,
+        "problem": problem,
     }
 
 

@@ -60,11 +60,15 @@ def plan(
     ] = None,
 ) -> None:
     """Show the memory that a model needs with serve's flags, whether it fits, and how to split it over GPUs."""
+    from server import servable
     from server.config import load_config
     from server.plan import plan_for
 
     with user_errors():
-        planned = plan_for(load_config(_model_first(ctx.args)), quantized=as_format is not None)
+        config = load_config(_model_first(ctx.args))
+        if as_format is None:
+            servable.check(config)
+        planned = plan_for(config, quantized=as_format is not None)
         if against is not None:
             raise typer.Exit(_compare(planned.as_dict(), against, as_json=as_json))
     if as_json:

@@ -56,10 +56,8 @@ def _capabilities(gpus: tuple[Gpu, ...]) -> Iterator[Finding]:
     kinds = {(gpu.capability, round(gpu.memory_total / 2**30)) for gpu in gpus}
     if len(kinds) > 1:
         got = ", ".join(f"GPU {gpu.index}: {gpu.name} ({gpu.capability})" for gpu in gpus)
-        remedy = (
-            "Hide the others with CUDA_VISIBLE_DEVICES: engines look at the first GPU only and choose wrong kernels"
-        )
-        yield Finding("error", "capability", "GPUs", "GPUs of one kind", got, remedy)
+        remedy = "serve takes the best set of V100s of one size; CUDA_VISIBLE_DEVICES chooses others"
+        yield Finding("warning", "capability", "GPUs", "GPUs of one kind", got, remedy)
     for gpu in gpus:
         got = f"{gpu.capability} ({gpu.name}, {gpu.memory_total / 2**30:.1f} GiB)"
         what, expected = f"GPU {gpu.index}", f"capability {CAPABILITY}"
