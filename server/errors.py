@@ -16,7 +16,13 @@ class ConfigError(UserError):
 
 
 class PreflightError(UserError):
-    """The configuration is well formed, but this machine or this model directory cannot serve it."""
+    """The configuration is well formed, but it cannot be served on this machine."""
+
+
+class ModelRefusedError(PreflightError):
+    """The model directory cannot be served: damaged, or of a kind that no engine here computes."""
+
+    exit_code = 65  # EX_DATAERR, as where the engine itself finds it (server/diagnosis/catalogue.py)
 
 
 def unknown_name(kind: str, name: str, valid: Iterable[str]) -> str:

@@ -7,7 +7,7 @@ from quant.formats.others import Device
 from quant.verify.servable import Examination, Target, examine
 from server.config import Config, engine_is_cpu_build
 from server.devices import find_devices
-from server.errors import ConfigError, PreflightError
+from server.errors import ConfigError, ModelRefusedError, PreflightError
 from server.presets import Preset, find_preset, load_presets
 from server.volta import CAPABILITY, engine_decisions
 
@@ -16,13 +16,16 @@ def check(config: Config) -> Examination:
     """Examines the model for the devices that it is to be served on.
 
     Raises:
-        PreflightError: it cannot be served; says what was found and what to do, in the words of `voltserve verify`.
+        ModelRefusedError: it cannot be served; says what was found and what to do, in the words of `voltserve verify`.
+        PreflightError: the engine refuses it with these settings.
     """
     try:
         seen = examine(Path(config.model), target_of(config, find_preset(config.preset, load_presets())))
     except QuantError as error:
-        raise PreflightError(str(error)) from error
-    if refusal := seen.refusal or engine_decisions(config)[1]:
+        raise ModelRefusedError(str(error)) from error
+    if seen.refusal:
+        raise ModelRefusedError(seen.refusal)
+    if refusal := engine_decisions(config)[1]:
         raise PreflightError(refusal)
     return seen
 

@@ -149,7 +149,7 @@ def verify(
     from quant.errors import QuantError
     from quant.verify import Target
     from quant.verify import verify as find_out
-    from server.errors import UserError
+    from server.errors import ModelRefusedError, UserError
     from server.model_text import verification_text
     from server.servable import device_here
 
@@ -170,7 +170,7 @@ def verify(
         print_json(report.as_dict())
     else:
         print(verification_text(report))
-    raise typer.Exit(0 if report.ok else UserError.exit_code)
+    raise typer.Exit(0 if report.ok else ModelRefusedError.exit_code)
 
 
 @app.command()

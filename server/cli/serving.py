@@ -35,7 +35,7 @@ def explain(ctx: typer.Context, as_json: AsJson = False) -> None:
         print_json(explained if len(explained) > 1 else explained[0])
     else:
         print("\n\n".join(as_text(one) for one in explained))
-    raise typer.Exit(2 if any(one["problem"] for one in explained) else 0)
+    raise typer.Exit(max(one["exit_code"] for one in explained))
 
 
 class PlannedFormat(str, Enum):
