@@ -22,7 +22,15 @@ class RecordingCpuPlatform(CpuPlatform):  # type: ignore[misc]  # vLLM's classes
 
     @classmethod
     def check_and_update_config(cls, vllm_config: "VllmConfig") -> None:
-        """vLLM's puts `mp` where `ray` was asked for."""
+        """A cache in the activations' dtype where the checkpoint asks for FP8, which vLLM refuses on CPUs.
+
+        vLLM puts `mp` where `ray` was asked for.
+        """
+        cache = vllm_config.cache_config
+        if cache.cache_dtype.startswith("fp8"):
+            reason = f"{cache.cache_dtype} is asked for, and CPUs compute attention in the activations' dtype"
+            progress.decision("KV cache dtype", "the activations'", reason)
+            cache.cache_dtype = "auto"
         asked = vllm_config.parallel_config.distributed_executor_backend
         super().check_and_update_config(vllm_config)
         if asked == "ray":

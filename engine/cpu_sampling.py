@@ -2,17 +2,22 @@
 
 What top-p keeps are nearly always a few tokens: found among the likeliest, without sorting all, and drawn from without
 a random number for each of all. Where they are more, vLLM does it.
+
+A row's token depends on that row alone, and with a seed on the seed: never on the requests beside it. Every row gets a
+token, whatever its numbers are; engine/requests/rows.py fails those that have none.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import wraps
+from typing import Any
 
 import torch
 
 CANDIDATES = 1024  # finding these among 49,152 takes a tenth of sorting all
+SMALLEST = torch.finfo(torch.float32).tiny  # of an exponential number: torch draws zeros, too
 
 Mask = Callable[..., torch.Tensor]
-Draw = Callable[[torch.Tensor], torch.Tensor]
+Forward = Callable[..., tuple[torch.Tensor, torch.Tensor | None]]
 
 
 def by_candidates(original: Mask) -> Mask:
@@ -22,19 +27,23 @@ def by_candidates(original: Mask) -> Mask:
     def apply(
         logits: torch.Tensor, k: torch.Tensor | None, p: torch.Tensor | None, allow_cpu_sync: bool = False
     ) -> torch.Tensor:
-        lowest = None if p is None or logits.device.type != "cpu" else lowest_kept(logits, k, p)
-        if lowest is None:
+        if p is None or logits.device.type != "cpu":
             return original(logits, k, p, allow_cpu_sync)
+        lowest, decided = lowest_kept(logits, k, p)
+        if not decided.all():
+            rest = (~decided).nonzero()[:, 0]
+            masked = original(logits[rest], None if k is None else k[rest], p[rest], allow_cpu_sync)
+            logits[rest] = masked  # their lowest is -inf, which masks none of them below
         return logits.masked_fill_(logits < lowest, -torch.inf)
 
     return apply
 
 
-def lowest_kept(logits: torch.Tensor, k: torch.Tensor | None, p: torch.Tensor) -> torch.Tensor | None:
-    """The lowest logit [B, 1] that top-k and top-p leave of each row; None where the likeliest do not decide it.
+def lowest_kept(logits: torch.Tensor, k: torch.Tensor | None, p: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The lowest logit [B, 1] that top-k and top-p leave of each row, and for which rows [B] the likeliest decide it.
 
-    Top-p keeps a token if those likelier than it have less than p of the probability among what top-k leaves. Of tokens
-    with the lowest logit vLLM keeps some, here all stay.
+    Top-p keeps a token if those likelier than it have less than p of the probability among what top-k leaves. The
+    likeliest stays however small p is. Of tokens with the lowest logit vLLM keeps some, here all stay.
 
     Args:
         logits: float32 [B, V].
@@ -44,39 +53,67 @@ def lowest_kept(logits: torch.Tensor, k: torch.Tensor | None, p: torch.Tensor) -
     vocabulary = logits.shape[1]
     candidates = logits.topk(min(CANDIDATES, vocabulary), dim=1).values  # the highest first
     count = candidates.shape[1]
+    decided = torch.ones_like(p, dtype=torch.bool)
     lowest = torch.full_like(candidates[:, :1], -torch.inf)
     likeliest = logits.softmax(1).amax(1, keepdim=True)  # its probability; in torch, five times as fast as logsumexp
     if k is not None:
         limited = (k < vocabulary)[:, None]
-        if (limited[:, 0] & (k > count)).any():
-            return None
-        last = k.clamp(max=count).long()[:, None] - 1
+        decided &= ~limited[:, 0] | (k <= count)
+        last = k.clamp(min=1, max=count).long()[:, None] - 1
         lowest = torch.where(limited, candidates.gather(1, last), lowest)
-        candidates = candidates.masked_fill(candidates < lowest, -torch.inf)
+        candidates = candidates.masked_fill(limited & (candidates < lowest), -torch.inf)
         likeliest = torch.where(limited, candidates.softmax(1).amax(1, keepdim=True), likeliest)
     probabilities = (candidates - candidates[:, :1]).exp() * likeliest
-    kept = (probabilities.cumsum(1) - probabilities < p[:, None]).sum(1, keepdim=True)
+    kept = (probabilities.cumsum(1) - probabilities < p[:, None]).sum(1, keepdim=True).clamp(min=1)
     limited = (p < 1)[:, None]
-    if count < vocabulary and (limited & (kept == count)).any():
-        return None
-    return torch.where(limited, torch.maximum(lowest, candidates.gather(1, kept - 1)), lowest)
+    if count < vocabulary:
+        decided &= ~(limited & (kept == count))[:, 0]
+    lowest = torch.where(limited, torch.maximum(lowest, candidates.gather(1, kept - 1)), lowest)
+    return lowest.masked_fill(~decided[:, None], -torch.inf), decided
 
 
-def among_few(original: Draw) -> Draw:
-    """Stands in for vLLM's `compiled_random_sample`: of each row of masked logits [B, V] a token, by its likelihood.
-
-    The token with the highest logit - log(e), e exponential, is as likely as softmax says (the Gumbel trick).
-    """
+def seeded_among_few(original: Forward) -> Forward:
+    """Stands in for `TopKTopPSampler.forward_cpu`, which forgets seeds where not every request of a step has one."""
 
     @wraps(original)
-    def draw(logits: torch.Tensor) -> torch.Tensor:
-        kept = logits > -torch.inf
-        if logits.device.type != "cpu" or kept.sum() > CANDIDATES * len(logits):
-            return original(logits)
-        rows, tokens = kept.nonzero(as_tuple=True)
-        scores = logits[rows, tokens] - torch.empty(len(rows)).exponential_().log()
-        highest = scores.new_full((len(logits),), -torch.inf).scatter_reduce(0, rows, scores, "amax")
-        wins = scores == highest[rows]
-        return rows.new_zeros(len(logits)).index_put((rows[wins],), tokens[wins])
+    def forward(
+        sampler: Any,
+        logits: torch.Tensor,
+        generators: Mapping[int, torch.Generator],
+        k: torch.Tensor | None,
+        p: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        from vllm.v1.sample.ops import topk_topp_sampler
 
-    return draw
+        logits = topk_topp_sampler.apply_top_k_top_p_pytorch(logits, k, p, allow_cpu_sync=True)
+        returned = None
+        if sampler.logprobs_mode == "processed_logits":
+            returned = logits
+        elif sampler.logprobs_mode == "processed_logprobs":
+            returned = logits.log_softmax(-1, dtype=torch.float32)
+        return draw(logits, generators), returned
+
+    return forward
+
+
+def draw(logits: torch.Tensor, generators: Mapping[int, torch.Generator]) -> torch.Tensor:
+    """Of each row of masked logits [B, V] a token [B], by its likelihood.
+
+    The token with the highest logit - log(e), e exponential, is as likely as softmax says (the Gumbel trick). A row
+    with a generator takes one number of it for each token of the vocabulary: the same ones whatever was masked.
+    """
+    kept = logits > -torch.inf
+    if kept.sum() > CANDIDATES * len(logits):
+        noise = torch.empty_like(logits).exponential_()
+        for row, generator in generators.items():
+            noise[row].exponential_(generator=generator)
+        return (logits - noise.clamp_(min=SMALLEST).log_()).argmax(-1)
+    rows, tokens = kept.nonzero(as_tuple=True)
+    few = torch.empty(len(rows)).exponential_()
+    for row, generator in generators.items():
+        mine = rows == row
+        few[mine] = torch.empty(logits.shape[1]).exponential_(generator=generator)[tokens[mine]]
+    scores = logits[rows, tokens] - few.clamp_(min=SMALLEST).log_()
+    highest = scores.new_full((len(logits),), -torch.inf).scatter_reduce(0, rows, scores, "amax")
+    wins = scores == highest[rows]
+    return rows.new_zeros(len(logits)).index_put((rows[wins],), tokens[wins])

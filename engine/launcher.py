@@ -27,11 +27,13 @@ from vllm.usage.usage_lib import UsageContext
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.utils.import_utils import resolve_obj_by_qualname
 from vllm.utils.system_utils import decorate_logs
-from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from engine import faults, graph_check, progress, quantization
+from engine import faults, gpus, graph_check, patches, progress, quantization
 from engine.loader import LOAD_FORMAT
+from engine.requests import checker, scheduling
+from engine.requests.client import IsolatingLLM
+from engine.requests.grammar import Grammars
 
 PULSE_INTERVAL = 1.0  # seconds
 START_METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
@@ -44,6 +46,7 @@ def run(arguments: list[str]) -> None:
     """Serves until SIGTERM or until the engine dies. Exits with status 2 where the flags are wrong."""
     args = parse(arguments)
     try:
+        patches.apply(forced=gpus.forced(os.environ), serving=True)
         uvloop.run(_serve(args))
     except KeyboardInterrupt:
         return
@@ -87,9 +90,11 @@ async def _serve(args: Namespace) -> None:
         children = multiprocessing.active_children()
         watch = asyncio.create_task(_stop_when_dead(engine))
         pulse = asyncio.create_task(_pulse(engine))
+        warm = asyncio.create_task(engine.grammars.warm())
         shutdown = await build_and_serve(engine, address, sock, args)
         watch.cancel()
         pulse.cancel()
+        warm.cancel()
         exits = [(child.name, child.exitcode) for child in children]
         # Told to stop at the same time as this process, they end with 0, and perhaps before it.
         died = describe_exits(exits) if engine.errored and any(code != 0 for _, code in exits) else ""
@@ -134,7 +139,7 @@ def describe_exits(children: Iterable[tuple[str, int | None]]) -> str:
 
 
 @contextlib.asynccontextmanager
-async def _engine(args: Namespace) -> AsyncIterator[EngineClient]:
+async def _engine(args: Namespace) -> AsyncIterator[IsolatingLLM]:
     """The client of an engine process that is up."""
     progress.phase("configuring")
     asked_for = os.environ.get(START_METHOD)
@@ -147,13 +152,16 @@ async def _engine(args: Namespace) -> AsyncIterator[EngineClient]:
         os.environ.pop(name, None)
     reason = f"{START_METHOD} asks for it" if asked_for else "a spawned process would import everything again"
     progress.decision("engine start method", os.environ[START_METHOD], reason)
-    engine = AsyncLLM.from_vllm_config(
+    scheduling.use(config)
+    grammars = Grammars(checker.start(config))
+    engine = IsolatingLLM.from_vllm_config(
         config,
         usage_context=UsageContext.OPENAI_API_SERVER,
         enable_log_requests=args.enable_log_requests,
         aggregate_engine_logging=args.aggregate_engine_logging,
         disable_log_stats=args.disable_log_stats,
     )
+    engine.grammars = grammars
     try:
         await engine.reset_mm_cache()  # memory that profiling leaves behind
         if current_platform.is_cuda():

@@ -1,9 +1,11 @@
 """vLLM's default weight loader, telling how many bytes of the checkpoint it has read."""
 
 import json
+import os
 from collections.abc import Generator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -12,23 +14,27 @@ from vllm.config.load import LoadConfig
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 from vllm.platforms import current_platform
 
-from engine import cpu_attention, progress, recording
+from engine import cpu_attention, gpus, patches, progress, recording
 from engine.overflow import OverflowCheck
-from quant.safetensors_file import INDEX_NAME
+from quant.safetensors_header import INDEX_NAME, is_consolidated
 
 LOAD_FORMAT = "voltserve"
 
 
 class ReportingLoader(DefaultModelLoader):  # type: ignore[misc]  # vLLM's classes are untyped
-    """Load format `voltserve`: everything is vLLM's `auto`, plus phases and progress."""
+    """Load format `voltserve`: everything is vLLM's `hf`, plus phases and progress.
+
+    Its `auto` would take consolidated files where there are any, in place of the shards that `verify` looked at.
+    """
 
     def __init__(self, load_config: LoadConfig) -> None:
-        super().__init__(replace(load_config, load_format="auto"))
+        super().__init__(replace(load_config, load_format="hf"))
         self._progress = progress.WeightsProgress()
 
     def load_model(self, vllm_config: VllmConfig, model_config: ModelConfig, prefix: str = "") -> nn.Module:
         """Builds and loads the model; what follows in vLLM is sizing the KV cache and the warm-up run."""
         progress.phase("weights")
+        patches.apply(forced=gpus.forced(os.environ), in_worker=True)
         if model_config.is_hybrid:
             # Not before: on a GPU its import initializes CUDA, and vLLM would not fork this process.
             from engine import gdn
@@ -63,6 +69,12 @@ class ReportingLoader(DefaultModelLoader):  # type: ignore[misc]  # vLLM's class
         self._overflow.judge(model)
         self._loaded = {name: parameter.nbytes for name, parameter in model.named_parameters()}
         self._progress.finish()
+
+    def _prepare_weights(self, *args: Any) -> tuple[str, list[str], bool]:
+        """vLLM's, without consolidated files where there are others: it would load each weight twice."""
+        folder, files, safetensors = super()._prepare_weights(*args)
+        own = [file for file in files if not is_consolidated(Path(file).name)]
+        return folder, own or files, safetensors
 
     def _get_weights_iterator(
         self, source: DefaultModelLoader.Source

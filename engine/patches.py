@@ -5,6 +5,7 @@ engine refuses to start.
 """
 
 import copy
+import functools
 import hashlib
 import importlib
 import importlib.metadata
@@ -27,7 +28,7 @@ class PatchMismatchError(RuntimeError):
 class Patch:
     """One replacement. `make` gets the original and returns what stands in for it."""
 
-    target: str  # module:attribute
+    target: str  # module:attribute, or module:class.attribute
     distribution: str
     version: str
     fingerprint: str  # sha256 of the original's source text
@@ -41,9 +42,10 @@ class Patch:
         Raises:
             PatchMismatchError: another version is installed, or the original's source differs.
         """
-        module_name, _, attribute = self.target.partition(":")
-        module = importlib.import_module(module_name)
-        original = getattr(module, attribute)
+        module_name, _, path = self.target.partition(":")
+        *owners, attribute = path.split(".")
+        owner = functools.reduce(getattr, owners, importlib.import_module(module_name))
+        original = getattr(owner, attribute)
         if getattr(original, "voltserve_patch", None) == self.target:
             return
         found = {
@@ -59,17 +61,21 @@ class Patch:
                 )
         replacement = self.make(original)
         replacement.voltserve_patch = self.target
-        setattr(module, attribute, replacement)
+        setattr(owner, attribute, replacement)
 
 
-def apply(*, forced: bool = False, over_ray: bool = False) -> None:
+def apply(*, forced: bool = False, over_ray: bool = False, serving: bool = False, in_worker: bool = False) -> None:
     """Applies the manifest. Raises PatchMismatchError before anything is half done by the engine.
 
+    `in_worker`: a worker's model runner is imported; what is for that is applied instead.
+
     `over_ray`: Ray starts the workers. What is for that is left out elsewhere, since looking at it imports Ray.
+    `serving`: clients' requests come to this process.
     `forced` (VOLTSERVE_FORCE_VOLTA, for trials on other GPUs with other releases): what does not match is left as it
     is, and told.
     """
-    for patch in (*MANIFEST, *(OVER_RAY if over_ray else ())):
+    chosen = IN_WORKERS if in_worker else (*MANIFEST, *(OVER_RAY if over_ray else ()), *(SERVING if serving else ()))
+    for patch in chosen:
         try:
             patch.apply()
         except PatchMismatchError as mismatch:
@@ -109,16 +115,28 @@ def _from_volta_on(original: Any) -> Any:
     return CompressedTensorsWNA16
 
 
-def _uncompiled_among_few(original: Callable[..., Any]) -> Callable[..., Any]:
+def _seeded_among_few(original: Callable[..., Any]) -> Callable[..., Any]:
     from engine import cpu_sampling
 
-    return cpu_sampling.among_few(original._torchdynamo_orig_callable)  # type: ignore[attr-defined]  # torch's name
+    return cpu_sampling.seeded_among_few(original)
 
 
 def _by_candidates(original: Callable[..., Any]) -> Callable[..., Any]:
     from engine import cpu_sampling
 
     return cpu_sampling.by_candidates(original)
+
+
+def _marking_rows(original: Any) -> Any:
+    from engine.requests import rows
+
+    return rows.marking(original)
+
+
+def _feeding_tokens(original: Callable[..., Any]) -> Callable[..., Any]:
+    from engine.requests import rows
+
+    return rows.feeding_tokens(original)
 
 
 def _results_of_its_own(original: Any) -> Any:
@@ -130,6 +148,24 @@ def _results_of_its_own(original: Any) -> Any:
             return copy.deepcopy(result) if isinstance(result, ModelRunnerOutput) else result
 
     return FutureWrapper
+
+
+def _with_our_routes(original: Callable[..., Any]) -> Callable[..., Any]:
+    from engine.requests import install
+
+    return install.into(original)
+
+
+def _with_true_reasons(original: Any) -> Any:
+    from engine.requests import chat
+
+    return chat.with_true_reasons(original)
+
+
+def _after_whole_characters(original: Any) -> Any:
+    from engine.requests import prompt_ends
+
+    return prompt_ends.after_whole_characters(original)
 
 
 def is_loopback(hostname: str) -> bool:
@@ -160,14 +196,14 @@ MANIFEST = (
         drop_when="vLLM leaves the capability to the kernels that it chooses from",
     ),
     Patch(
-        target="vllm.v1.sample.ops.topk_topp_sampler:compiled_random_sample",
+        target="vllm.v1.sample.ops.topk_topp_sampler:TopKTopPSampler.forward_cpu",
         distribution="vllm",
         version="0.19.1",
-        fingerprint="f55691fb743028e9bee95a02865c57f38885f33a5497f83c6b6261d04ce16c03",
-        make=_uncompiled_among_few,
-        reason="a CPU engine compiles it at the first sampled request, for seconds, or dies without a compiler; and it "
-        "draws a random number for each token of the vocabulary",
-        drop_when="vLLM compiles it with the platform's simple_compile_backend, and draws among what top-p has kept",
+        fingerprint="6ad57ddd21b10c0c46ff46e265b37178d0bf0242b516f60b7cd0cbab85e8de66",
+        make=_seeded_among_few,
+        reason="it forgets a request's seed beside requests without one; it compiles its draw at the first sampled "
+        "request, for seconds, or dies without a compiler; and it draws a random number for each token",
+        drop_when="vLLM's CPU sampler keeps seeds in a mixed batch, compiles nothing, and draws among what is kept",
     ),
     Patch(
         target="vllm.v1.sample.ops.topk_topp_sampler:apply_top_k_top_p_pytorch",
@@ -177,6 +213,59 @@ MANIFEST = (
         make=_by_candidates,
         reason="it sorts the vocabulary for each token, which costs a small model on a CPU half a step",
         drop_when="vLLM's CPU sampler finds what top-p keeps without sorting",
+    ),
+    Patch(
+        target="vllm.v1.sample.sampler:Sampler",
+        distribution="vllm",
+        version="0.19.1",
+        fingerprint="8218f8610d8e5c7557addf473754b13c5588ddb6d81a909676ed6f3fb1dc25a5",
+        make=_marking_rows,
+        reason="it returns some token of a row where none is possible (NaN, or all masked), or one that ends all",
+        drop_when="vLLM fails a request that no token is possible for",
+    ),
+)
+
+# Applied where a worker loads its model: importing what they replace initializes CUDA.
+IN_WORKERS = (
+    Patch(
+        target="vllm.v1.worker.gpu_model_runner:GPUModelRunner._prepare_input_ids",
+        distribution="vllm",
+        version="0.19.1",
+        fingerprint="64743590168b91704f1043c3dc82218d145685f597832f49ca046342ceae3bf8",
+        make=_feeding_tokens,
+        reason="where steps overlap it feeds the mark of a row without a token to the embedding, which ends the engine",
+        drop_when="vLLM fails a request that no token is possible for",
+    ),
+)
+
+# In the process that clients' requests come to, and nowhere else.
+SERVING = (
+    Patch(
+        target="vllm.entrypoints.openai.api_server:build_app",
+        distribution="vllm",
+        version="0.19.1",
+        fingerprint="cbc11b75aa03d056ee904e6dae028463256a3a1d781ac0e0e62ba97594717a1e",
+        make=_with_our_routes,
+        reason="its routes answer 500 to some wrong requests, and let errors into streams that have begun",
+        drop_when="vLLM lets an application be passed to build_and_serve",
+    ),
+    Patch(
+        target="vllm.entrypoints.openai.chat_completion.serving:OpenAIServingChat",
+        distribution="vllm",
+        version="0.19.1",
+        fingerprint="89f88e53642e5ad37d64da0e727f617155b37a3f60a35b40c333d9891c4df62f",
+        make=_with_true_reasons,
+        reason="a streamed call that max_tokens cuts ends with the reason tool_calls",
+        drop_when="vLLM says length of a call that max_tokens cut, streamed or not",
+    ),
+    Patch(
+        target="vllm.v1.engine.detokenizer:FastIncrementalDetokenizer",
+        distribution="vllm",
+        version="0.19.1",
+        fingerprint="2d523932fabfac3607adf0290b49ca6e69efffa6478955210b0e988b23690fa0",
+        make=_after_whole_characters,
+        reason="after a prompt that ends inside of a character it returns the prompt's text, too",
+        drop_when="tokenizers' DecodeStream takes a prompt's end for given, whole character or not",
     ),
 )
 

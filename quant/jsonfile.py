@@ -9,6 +9,22 @@ from quant.errors import QuantError
 
 T = TypeVar("T")
 
+_KINDS: Mapping[type, str] = {
+    dict: "an object",
+    list: "a list",
+    str: "a string",
+    int: "an integer",
+    float: "a number",
+    bool: "true or false",
+}
+_LONGEST = 100  # characters of a value that a message quotes
+
+
+def show(value: object) -> str:
+    """A JSON value for a message: as JSON writes it, text in single quotes, cut where it is long."""
+    text = repr(value) if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
+
 
 def read_object(path: Path, remedy: str) -> dict[str, object]:
     """The JSON object in `path`. Raises QuantError when the file is missing, not JSON or not an object."""
@@ -19,17 +35,17 @@ def read_object(path: Path, remedy: str) -> dict[str, object]:
     except (OSError, ValueError, RecursionError) as error:
         raise QuantError(f"{path}: expected a JSON object, got {error}", remedy) from None
     if not isinstance(data, dict):
-        raise QuantError(f"{path}: expected a JSON object, got {type(data).__name__}", remedy)
+        raise QuantError(f"{path}: expected a JSON object, got {_KINDS.get(type(data), 'null')}", remedy)
     return data
 
 
 def field(data: Mapping[str, object], key: str, kind: type[T], source: str, remedy: str) -> T:
     """`data[key]`, which must be a `kind` (a bool is no int). Raises QuantError naming `source` and the key."""
     if key not in data:
-        raise QuantError(f"{source}: {key}: expected {kind.__name__}, got nothing", remedy)
+        raise QuantError(f"{source}: {key}: expected {_KINDS[kind]}, got nothing", remedy)
     value = data[key]
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        raise QuantError(f"{source}: {key}: expected {kind.__name__}, got {value!r}", remedy)
+        raise QuantError(f"{source}: {key}: expected {_KINDS[kind]}, got {show(value)}", remedy)
     return value
 
 

@@ -71,9 +71,9 @@ def quantize_checkpoint(
 
     `ignore` is in compressed-tensors' syntax (quant/selection.py). What is kept stays float16 or bfloat16, float32
     becomes float16. `calibration` is for methods that calibrate; None is the default text. Raises QuantError for a
-    source that is no 16-bit model, a weight that is NaN or Inf or does not fit float16, too little memory or disk, and
-    an existing `dst`; nothing is left behind then. Anything else that ends it, such as Ctrl-C, leaves what is done for
-    the next run.
+    source that is no 16-bit model, layers that no engine here serves in 4 bits, a weight that is NaN or Inf or does not
+    fit float16, too little memory or disk, and an existing `dst`; nothing is left behind then. Anything else that ends
+    it, such as Ctrl-C, leaves what is done for the next run.
     """
     task = prepare(src, method=method, calibration=calibration, group_size=group_size, ignore=ignore)
     return run(task, dst, on_progress)

@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from quant import safetensors_header
 from quant.errors import QuantError
 from quant.jsonfile import field, read_object, write_object
-from quant.safetensors_header import read_header
+from quant.safetensors_header import read_header, unindexed_shards
 
 INDEX_NAME = safetensors_header.INDEX_NAME
 
@@ -89,7 +89,7 @@ def open_checkpoint(directory: Path) -> Checkpoint:
     """
     index = directory / INDEX_NAME
     if not index.exists():
-        shards = sorted(path.name for path in directory.glob("*.safetensors"))
+        shards = unindexed_shards(directory)
         if len(shards) != 1:
             raise QuantError(
                 f"{directory}: expected {INDEX_NAME} or one *.safetensors file, got {len(shards)} of the latter",

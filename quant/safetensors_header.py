@@ -35,6 +35,9 @@ DTYPE_BITS = {
     "F4": 4,
 }
 
+# The same weights once more, as Mistral's own tools read them; no engine here does.
+CONSOLIDATED = "consolidated"
+
 _DOWNLOAD = "Download the file again and compare its size with the source's"
 
 _SPACE = re.compile(rb"[ \t\n\r]*")
@@ -71,6 +74,17 @@ class Header:
     entries: Mapping[str, Entry]
     metadata: Mapping[str, str]
     data_start: int
+
+
+def is_consolidated(name: str) -> bool:
+    """Whether a file holds the weights a second time, beside the shards."""
+    return name.startswith(CONSOLIDATED)
+
+
+def unindexed_shards(directory: Path) -> list[str]:
+    """The names of a directory's shards where no index names them; consolidated files only if there are no others."""
+    names = sorted(path.name for path in directory.glob("*.safetensors") if path.is_file())
+    return [name for name in names if not is_consolidated(name)] or names
 
 
 def read_header(path: Path) -> Header:

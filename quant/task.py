@@ -1,20 +1,24 @@
 """What to quantize: the source, the method and what it calibrates on, checked by configs and headers alone."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from quant import architectures
 from quant.calibrate import CalibrationSettings
 from quant.calibration_text import calibration_text
 from quant.errors import QuantError
 from quant.estimate import Estimate, estimate
-from quant.formats import quantize_config
+from quant.formats import compressed_tensors, quantize_config
 from quant.jsonfile import read_object
 from quant.methods import DEFAULT_METHOD, Method
 from quant.safetensors_file import Checkpoint, open_checkpoint
 from quant.selection import DEFAULT_IGNORE, Selection, select
 from quant.tensor import GROUP_SIZES
+from quant.verify import unserved
+from quant.verify.layers import Modules
 
 _ADAPTER = "adapter_config.json"
 
@@ -60,6 +64,7 @@ def prepare(
         raise QuantError(
             f"{src}: expected linear layers to quantize, got none", "Check the ignore patterns and the source"
         )
+    _refuse_unserved(src, config, checkpoint, selection, group_size)
     if method.calibrates and calibration is None:
         calibration = CalibrationSettings(calibration_text())
     if calibration is not None and not method.calibrates:
@@ -110,3 +115,24 @@ def _refuse_quantized_tensors(checkpoint: Checkpoint) -> None:
                 f"{where}: {name}: expected 16-bit or 32-bit floats, got quantized {info.dtype}",
                 "Start from the 16-bit model",
             )
+
+
+def _refuse_unserved(
+    src: Path, config: Mapping[str, object], checkpoint: Checkpoint, selection: Selection, group_size: int
+) -> None:
+    """Refuses, before hours of work, to make what no engine here serves; as `verify` would refuse it afterwards."""
+    shapes = {module: checkpoint.tensors[f"{module}.weight"].shape for module in selection.linears}
+    linears = {
+        module: (rows, columns, group_size, compressed_tensors.LAYOUT) for module, (rows, columns) in shapes.items()
+    }
+    findings = [*unserved.check_layers(linears), *unserved.check_experts(config, Modules(nvfp4=linears))]
+    if findings:
+        first = findings[0]
+        raise QuantError(
+            f"{src}: {first.tensor}: expected {first.expected} in the model to make, got {first.got}",
+            "Add it to --ignore, or leave --ignore-only out: the default list keeps such layers in 16 bits",
+        )
+    if (unknown := architectures.judge(config.get("architectures"))) is not None:
+        raise QuantError(
+            f"{src / 'config.json'}: architectures: expected {unknown.expected}, got {unknown.got}", unknown.remedy
+        )

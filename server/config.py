@@ -14,17 +14,29 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from server.adaptation import adapt
 from server.decisions import Decision
-from server.devices import Devices, find_devices
+from server.devices import Devices, cards_for, find_devices
 from server.errors import ConfigError, unknown_name
 from server.flags import REFUSED, RETIRED, Flag, FlagValue, engine_flags, parse_arguments, parse_variable
 from server.modalities import FLAG as TEXT_ONLY
 from server.modalities import choose_text_only
-from server.presets import Automatic, Preset, find_preset, load_presets, select_preset, unused_cards, usable_cores
+from server.presets import (
+    Automatic,
+    Match,
+    Preset,
+    find_preset,
+    load_presets,
+    select_preset,
+    unused_cards,
+    usable_cores,
+)
 
 ENV_PREFIX = "VOLTSERVE_"
+
+_LISTS = frozenset({"served-model-name", "cors-origins", "forwarded-allow-ips"})
 
 # Engine flags below every preset. The access log is the gateway's; the engine's would be full of heartbeats.
 BUILT_IN: Mapping[str, FlagValue] = MappingProxyType({"disable-uvicorn-access-log": True})
@@ -62,6 +74,7 @@ class Settings(BaseModel):
         60, gt=0, description="seconds one step of the engine may take until the engine counts as degraded"
     )
     keys_file: str = Field("", description="file of API keys (voltserve keys); without it no key is needed")
+    usage_file: str = Field("", description="file of the tokens that keys used; beside the file of keys by default")
     requests_per_minute: int = Field(0, ge=0, description="requests a minute of one key (or address); 0: no limit")
     max_concurrent: int = Field(0, ge=0, description="requests of one key (or address) at once; 0: no limit")
     max_in_flight: int = Field(256, gt=0, description="requests at the engine at once; more wait in a queue")
@@ -71,11 +84,22 @@ class Settings(BaseModel):
     body_timeout: float = Field(60, gt=0, description="seconds a request body may take to come")
     max_prompt_chars: int = Field(2_000_000, gt=0, description="longest prompt, in characters or tokens")
     max_sequences: int = Field(128, gt=0, description="prompts times n in one request")
+    forwarded_allow_ips: tuple[str, ...] = Field(
+        ("127.0.0.1",), description="proxies, as addresses or networks, whose X-Forwarded-For names the client; or *"
+    )
     cors_origins: tuple[str, ...] = Field(
         (), description="web origins whose pages may call, such as https://app.example"
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="debug, info, warning or error")
     log_format: Literal["text", "json"] = Field("text", description="text or json")
+
+    @field_validator("forwarded_allow_ips")
+    @classmethod
+    def _are_addresses(cls, given: tuple[str, ...]) -> tuple[str, ...]:
+        for one in given:
+            if one != "*":
+                ipaddress.ip_network(one)
+        return given
 
 
 class Config(Settings):
@@ -105,7 +129,7 @@ class Config(Settings):
 def setting_flags() -> dict[str, Flag]:
     """voltserve's own settings as flags. Their values stay text until the configuration is validated as a whole."""
     names = (name.replace("_", "-") for name in Settings.model_fields)
-    return {name: Flag(name, kind="text", several=name in {"served-model-name", "cors-origins"}) for name in names}
+    return {name: Flag(name, kind="text", several=name in _LISTS) for name in names}
 
 
 def all_flags() -> dict[str, Flag]:
@@ -179,7 +203,14 @@ def load_config(
     for name in setting_flags():
         sources.setdefault(name, "default")
     decisions += _listening(settings)
+    for flag, value, decision in adapt(Path(settings.model), values, sources):
+        values[flag] = value
+        sources[flag] = "the preset's, as far as the model allows"
+        decisions.append(decision)
     gpus_needed = _parallelism(values) if preset.match is not None else 0
+    if preset.match is not None:
+        found, told = choose_cards(found, preset.match, gpus_needed, forced=settings.volta == "force")
+        decisions += told
     smallest = smallest_card(found, preset, gpus_needed)
     if text_only := choose_text_only(Path(settings.model), values, smallest):
         values[TEXT_ONLY] = True
@@ -219,6 +250,28 @@ def load_settings(
     own = {name.replace("-", "_"): given[name] for name in given.keys() & setting_flags().keys() - of_an_engine}
     own["model"] = file
     return _validate(own, dict.fromkeys(given, "the command line or the environment"))
+
+
+def choose_cards(found: Devices, match: Match, needed: int, *, forced: bool) -> tuple[Devices, tuple[Decision, ...]]:
+    """The cards for a preset, those to be used first, with the reason where some of the machine's stay idle.
+
+    `forced`: cards of other kinds are treated as V100s.
+    """
+    suited = cards_for(found.gpus, match.capability, match.memory_gib, match.nvlink)
+    if forced:
+        suited += [device for device in found.gpus if device not in suited]
+    enough = [device for device in suited if device.memory_gib == match.memory_gib]
+    if len(enough) >= needed or not suited:
+        suited = enough or suited
+    used = suited[:needed]
+    idle = [device for device in found.gpus if device not in used]
+    if not idle or len(used) < needed:
+        return Devices(tuple(suited), found.reason), ()
+    others = ", ".join(f"GPU {device.index} {device}" for device in idle)
+    choice = ", ".join(f"GPU {device.index} {device.name}" for device in used)
+    kind = f"capability {match.capability} and {match.memory_gib} GiB"
+    reason = f"{needed} of {len(found.gpus)}, the first of {kind}; idle: {others}"
+    return Devices(tuple(suited), found.reason), (Decision("cards", choice, reason),)
 
 
 def smallest_card(devices: Devices, preset: Preset, gpus_needed: int) -> float | None:
@@ -267,7 +320,8 @@ def _validate(own: Mapping[str, Any], sources: Mapping[str, str]) -> Settings:
     except ValidationError as error:
         problem = error.errors()[0]
         name = str(problem["loc"][0]).replace("_", "-")
-        raise ConfigError(f"--{name} ({sources[name]}): {problem['msg']}, got {problem['input']!r}") from error
+        what = problem["msg"].removeprefix("Value error, ")
+        raise ConfigError(f"--{name} ({sources[name]}): {what}, got {problem['input']!r}") from error
 
 
 def _listening(settings: Settings) -> list[Decision]:
@@ -302,7 +356,11 @@ def _preset_environment(preset: Preset, cpu_ranks: int, decisions: list[Decision
 
 
 def engine_is_cpu_build() -> bool:
-    """Whether the installed engine is vLLM's CPU build. Raises ConfigError where none is installed."""
+    """Whether the installed vLLM is its CPU build.
+
+    Raises:
+        ConfigError: none is installed.
+    """
     try:
         return "cpu" in importlib.metadata.version("vllm")
     except importlib.metadata.PackageNotFoundError as error:

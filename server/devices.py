@@ -16,6 +16,7 @@ class Device:
     capability: str
     memory_gib: int
     nvlink: bool
+    index: int = 0  # NVML's, as nvidia-smi shows it
 
     def __str__(self) -> str:
         link = "NVLink" if self.nvlink else "PCIe"
@@ -37,7 +38,8 @@ def find_devices(environ: Mapping[str, str] = os.environ) -> Devices:
     """The GPUs that the driver reports and CUDA_VISIBLE_DEVICES leaves visible.
 
     Raises:
-        PreflightError: there is a driver, but it cannot be asked (for example after an upgrade without a reboot).
+        PreflightError: there is a driver, but it cannot be asked (for example after an upgrade without a reboot, or as
+            a card is lost); or CUDA_VISIBLE_DEVICES names what is not there.
     """
     import pynvml
 
@@ -50,8 +52,12 @@ def find_devices(environ: Mapping[str, str] = os.environ) -> Devices:
             f"the NVIDIA driver cannot be asked for its GPUs: {error}. Does nvidia-smi work?"
         ) from error
     try:
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-        found = [_describe(handle) for handle in handles]
+        found = [_describe(index) for index in range(pynvml.nvmlDeviceGetCount())]
+    except pynvml.NVMLError as error:
+        raise PreflightError(
+            f"the NVIDIA driver does not answer for one of its GPUs: {error}. `voltserve doctor` and `dmesg | grep -i "
+            "xid` say more"
+        ) from error
     finally:
         pynvml.nvmlShutdown()
     if not found:
@@ -60,9 +66,10 @@ def find_devices(environ: Mapping[str, str] = os.environ) -> Devices:
     return Devices(visible, "" if visible else "CUDA_VISIBLE_DEVICES hides every GPU")
 
 
-def _describe(handle: object) -> Device:
+def _describe(index: int) -> Device:
     import pynvml
 
+    handle = pynvml.nvmlDeviceGetHandleByIndex(index)
     major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
     return Device(
         name=pynvml.nvmlDeviceGetName(handle),
@@ -70,6 +77,7 @@ def _describe(handle: object) -> Device:
         capability=f"{major}.{minor}",
         memory_gib=round(pynvml.nvmlDeviceGetMemoryInfo(handle).total / 2**30),
         nvlink=_has_nvlink(handle),
+        index=index,
     )
 
 
@@ -82,20 +90,60 @@ def _has_nvlink(handle: object) -> bool:
         return False
 
 
-def select_visible(found: Sequence[Device], visible: str | None) -> tuple[Device, ...]:
-    """The devices that CUDA would see: a list of indexes or UUID prefixes that ends at the first invalid entry.
+# Values of CUDA_VISIBLE_DEVICES that hide every GPU.
+HIDES_ALL = ("", "-1", "void", "none", "nodevfiles")
 
-    The rule is CUDA's own (CUDA C++ Programming Guide, "CUDA Environment Variables").
+
+def select_visible(found: Sequence[Device], visible: str | None) -> tuple[Device, ...]:
+    """The devices that CUDA_VISIBLE_DEVICES leaves, in its order: indexes as nvidia-smi counts, or UUID prefixes.
+
+    CUDA itself ends the list at the first entry that it does not know, and so starts with other cards than were meant.
+
+    Raises:
+        PreflightError: an entry names no GPU, several, or one twice.
     """
     if visible is None:
         return tuple(found)
+    if visible.strip().lower() in HIDES_ALL:
+        return ()
     chosen: list[Device] = []
     for entry in (part.strip() for part in visible.split(",")):
-        if entry.isdigit() and int(entry) < len(found):
-            chosen.append(found[int(entry)])
-            continue
-        named = [device for device in found if entry.startswith("GPU-") and device.uuid.startswith(entry)]
-        if len(named) != 1:
-            break
+        named = [device for device in found if _names(entry, device)]
+        if len(named) != 1 or named[0] in chosen:
+            raise PreflightError(_not_visible(visible, entry, found, len(named)))
         chosen += named
     return tuple(chosen)
+
+
+def _names(entry: str, device: Device) -> bool:
+    return device.index == int(entry) if entry.isdecimal() else bool(entry) and device.uuid.startswith(entry)
+
+
+def _not_visible(visible: str, entry: str, found: Sequence[Device], named: int) -> str:
+    if entry.startswith("MIG-"):
+        got = f"{entry}, a slice of a GPU (MIG): V100s have none, and engines here take whole GPUs"
+    elif named > 1:
+        got = f"{entry!r}, which {named} GPUs' UUIDs begin with"
+    elif named:
+        got = f"{entry!r} twice, or by its index and its UUID"
+    else:
+        got = f"{entry!r}, which names none"
+    there = ", ".join(f"{device.index} or {device.uuid} ({device.name})" for device in found)
+    return (
+        f"CUDA_VISIBLE_DEVICES={visible}: expected GPUs by index or UUID, got {got}. There are {there}; unset it to "
+        "have the best of them chosen"
+    )
+
+
+def cards_for(found: Sequence[Device], capability: str, memory_gib: int, nvlink: bool | None) -> list[Device]:
+    """The devices that suit a preset, those that are just what it says first.
+
+    Links matter only to one that is made for NVLink. Where no device has the capability, the user means to try out
+    others, and all are taken.
+    """
+    able = [device for device in found if device.capability == capability]
+    if not able:
+        return list(found)
+    exact = [device for device in able if device.memory_gib == memory_gib and nvlink in (None, device.nvlink)]
+    linked = [device for device in able if device.memory_gib == memory_gib and device not in exact]
+    return exact + linked + [device for device in able if device.memory_gib != memory_gib]

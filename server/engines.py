@@ -10,7 +10,7 @@
         replicas: [{gpus: [4]}]
 
 A model's flags are serve's and vLLM's own and beat the command line; what the gateway needs once (--port, --keys-file)
-stays there. Each replica picks its own preset, for its own GPUs.
+stays there. Each replica picks its own preset, for its own GPUs. docs/engines.md describes each key.
 """
 
 import os
@@ -47,22 +47,30 @@ class _Strict(BaseModel):
 class Replica(_Strict):
     """One engine. `gpus` by their indexes as nvidia-smi and CUDA_VISIBLE_DEVICES leave them; None without GPUs."""
 
-    gpus: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)] | None = None
+    gpus: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)] | None = Field(
+        None, description="Its GPUs by index. May be left out without GPUs, or where the file has one replica in all."
+    )
 
 
 class Model(_Strict):
     """One model and its replicas."""
 
-    name: Annotated[str, Field(pattern=r"^[\w.-]{1,64}$")]
-    flags: dict[str, FlagValue]
-    replicas: Annotated[tuple[Replica, ...], Field(min_length=1)] = (Replica(),)
+    name: Annotated[str, Field(pattern=r"^[\w.-]{1,64}$")] = Field(
+        description="Its name in /health, metrics and the log; of several replicas, with -0, -1, … after it."
+    )
+    flags: dict[str, FlagValue] = Field(
+        description="Flags of `voltserve serve` and of vLLM's server, without dashes; they beat the command line."
+    )
+    replicas: Annotated[tuple[Replica, ...], Field(min_length=1)] = Field(
+        (Replica(gpus=None),), description="Engines with this model, one each. Requests go to the least busy."
+    )
 
 
 class EnginesFile(_Strict):
     """The whole file."""
 
-    schema_version: Literal[1] = Field(alias="schema")
-    models: Annotated[tuple[Model, ...], Field(min_length=1)]
+    schema_version: Literal[1] = Field(alias="schema", description="The version of this format.")
+    models: Annotated[tuple[Model, ...], Field(min_length=1)] = Field(description="The models that are served.")
 
 
 def load_configs(

@@ -1,6 +1,7 @@
 """Errors that are the user's to fix: shown as one message without a traceback, with the exit code of their kind."""
 
 import difflib
+import re
 from collections.abc import Iterable
 
 
@@ -15,13 +16,21 @@ class ConfigError(UserError):
 
 
 class PreflightError(UserError):
-    """The configuration is well formed, but this machine or this model directory cannot serve it."""
+    """The configuration is well formed, but it cannot be served on this machine."""
+
+
+class ModelRefusedError(PreflightError):
+    """The model directory cannot be served: damaged, or of a kind that no engine here computes."""
+
+    exit_code = 65  # EX_DATAERR, as where the engine itself finds it (server/diagnosis/catalogue.py)
 
 
 def unknown_name(kind: str, name: str, valid: Iterable[str]) -> str:
     """Says that `name` is no known `kind`, naming the nearest valid ones, or all of them where there are few."""
     names = sorted(valid)
-    near = difflib.get_close_matches(name, names, n=3, cutoff=0.6)
+    plain = re.sub("[-_]", "", name).lower()
+    near = [one for one in names if re.sub("[-_]", "", one).lower() == plain]
+    near = near or difflib.get_close_matches(name, names, n=3, cutoff=0.6)
     if near:
         return f"unknown {kind} {name!r}; did you mean {' or '.join(near)}?"
     if len(names) <= 12:

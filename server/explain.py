@@ -18,13 +18,13 @@ RUNTIME = Path("RUNTIME")  # stands for the private folder that serve makes
 def explain(config: Config) -> dict[str, Any]:
     """Settings and engine flags with their sources, decisions with reasons, the engine's command and environment.
 
-    `problem` is what would stop `serve`, or None. Inherited variables are listed by name only; they are the user's.
+    `problem` is what would stop `serve`, or None, and `exit_code` what it would end with. Inherited variables are listed by name only; they are the user's.
     """
     own = {name: getattr(config, name.replace("-", "_")) for name in setting_flags()}
     values = {**own, **config.engine}
     launch = render_launch(config, RUNTIME)
-    checked, problem = _preflight(config)
-    engine, refusal = engine_decisions(config)
+    checked, problem, code = _preflight(config)
+    engine, _ = engine_decisions(config)  # what of it stops serve, the preflight says
     inherited = sorted(name for name in os.environ if is_inherited(name) and name not in ALWAYS)
     decisions = (*config.decisions, *overridden(config), *checked, *engine)
     return {
@@ -38,16 +38,17 @@ def explain(config: Config) -> dict[str, Any]:
         "engine_command": list(launch.argv),
         "engine_environment": {name: value for name, value in sorted(launch.env.items()) if name not in inherited},
         "engine_inherits": inherited,
-        "problem": problem or refusal,
+        "problem": problem,
+        "exit_code": code,
     }
 
 
-def _preflight(config: Config) -> tuple[tuple[Decision, ...], str | None]:
-    """What `serve` would decide before it starts the engine, and what would stop it."""
+def _preflight(config: Config) -> tuple[tuple[Decision, ...], str | None, int]:
+    """What `serve` would decide before it starts the engine, what would stop it, and with which exit code."""
     try:
-        return preflight.check(config), None
+        return preflight.check(config), None, 0
     except PreflightError as error:
-        return (), str(error)
+        return (), str(error), error.exit_code
 
 
 def as_text(explained: dict[str, Any]) -> str:

@@ -12,7 +12,7 @@ import os
 import secrets
 import stat
 from collections.abc import Iterator
-from datetime import datetime, timezone
+from datetime import date, datetime, timezone
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -28,16 +28,28 @@ PRIVATE = 0o600
 log = structlog.get_logger("voltserve.keys")
 
 
-class ApiKey(BaseModel):
-    """One key. A limit that is None is serve's own, of `--requests-per-minute` or `--max-concurrent`."""
+class Limits(BaseModel):
+    """What a key may do. A limit of requests that is None is serve's own; the others are none where they are None.
+
+    `expires` is the last day (UTC) on which it is valid, `models` are names that requests may ask for, and
+    `tokens_per_day` counts prompts and answers from 00:00 UTC on.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    requests_per_minute: Annotated[int, Field(ge=0)] | None = None
+    max_concurrent: Annotated[int, Field(ge=0)] | None = None
+    expires: date | None = None
+    models: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(min_length=1)] | None = None
+    tokens_per_day: Annotated[int, Field(gt=0)] | None = None
+
+
+class ApiKey(Limits):
+    """One key."""
 
     name: Annotated[str, Field(pattern=r"^[\w.@-]{1,64}$")]
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
     created: datetime
-    requests_per_minute: Annotated[int, Field(ge=0)] | None = None
-    max_concurrent: Annotated[int, Field(ge=0)] | None = None
 
 
 class _KeyFile(BaseModel):
@@ -78,25 +90,25 @@ def read_keys(path: Path) -> tuple[ApiKey, ...]:
     return keys
 
 
-def add_key(path: Path, name: str, requests_per_minute: int | None = None, max_concurrent: int | None = None) -> str:
+def add_key(path: Path, name: str, **limits: object) -> str:
     """Adds a key, making the file where there is none. Returns the key, which is written nowhere.
 
+    Args:
+        path: the file.
+        name: whom the key is for.
+        limits: fields of `Limits`.
+
     Raises:
-        ConfigError: the name is taken or malformed, or the file is (see `read_keys`).
+        ConfigError: the name is taken or malformed, a limit is, or the file is (see `read_keys`).
     """
     key = PREFIX + secrets.token_urlsafe(KEY_BYTES)
     with _locked(path):
         keys = read_keys(path) if path.exists() else ()
         if name in {one.name for one in keys}:
             raise ConfigError(f"API keys: {path} has a key named {name!r}; revoke it first, or take another name")
+        created = datetime.now(timezone.utc).replace(microsecond=0)
         try:
-            added = ApiKey(
-                name=name,
-                sha256=digest(key),
-                created=datetime.now(timezone.utc).replace(microsecond=0),
-                requests_per_minute=requests_per_minute,
-                max_concurrent=max_concurrent,
-            )
+            added = ApiKey.model_validate({"name": name, "sha256": digest(key), "created": created, **limits})
         except ValidationError as error:
             problem = error.errors()[0]
             raise ConfigError(f"API key {name!r}: {problem['loc'][0]}: {problem['msg']}") from error
@@ -165,6 +177,11 @@ class KeyRing:
         self._keys = read_keys(path)
         self._problem = ""
 
+    @property
+    def names(self) -> frozenset[str]:
+        """The keys there are, as last read."""
+        return frozenset(key.name for key in self._keys)
+
     def find(self, presented: str) -> ApiKey | None:
         """The key that `presented` is, or None. Compares with every key, in a time that tells nothing of any.
 
@@ -187,7 +204,8 @@ class KeyRing:
             return
         self._seen = version
         try:
-            self._keys, self._problem = read_keys(self._path), ""
+            before, self._keys, self._problem = self._keys, read_keys(self._path), ""
+            _audit(before, self._keys)
             log.info("API keys read again", keys=len(self._keys))
         except ConfigError as error:
             self._problem = str(error)
@@ -200,3 +218,18 @@ class KeyRing:
         except OSError:
             return ()
         return (status.st_ino, status.st_mtime_ns, status.st_size, status.st_mode)
+
+
+def _audit(before: tuple[ApiKey, ...], after: tuple[ApiKey, ...]) -> None:
+    """A line in the log for each key that came, went or changed, by name."""
+    old, new = ({key.name: key for key in keys} for keys in (before, after))
+    for name in sorted(old.keys() | new.keys()):
+        if name not in old:
+            log.info("API key added", key=name)
+        elif name not in new:
+            log.info("API key revoked", key=name)
+        elif old[name].sha256 != new[name].sha256:
+            log.info("API key replaced", key=name)
+        elif old[name] != new[name]:
+            fields = [field for field in ApiKey.model_fields if getattr(old[name], field) != getattr(new[name], field)]
+            log.info("API key changed", key=name, fields=fields)

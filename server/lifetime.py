@@ -2,9 +2,12 @@
 
 import asyncio
 import contextlib
+import fcntl
+import os
 import resource
 import shutil
 import signal
+import stat
 import tempfile
 import uuid
 from collections.abc import Awaitable, Callable, Iterator
@@ -15,11 +18,15 @@ from server.errors import PreflightError
 # A Unix socket's path must fit sockaddr_un.sun_path, 108 bytes with its final zero (unix(7)).
 MAX_SOCKET_PATH = 107
 BACKLOG = 2048  # connections that wait to be accepted; uvicorn's own default
+_PREFIX, _OWNER = "voltserve-", "owner"  # of a runtime folder's name; the file in it that its process keeps locked
 EXIT_BY_SIGNAL = 128  # plus the signal's number, as shells have it
 
 
 class Signals:
-    """SIGTERM and SIGINT: the first asks for an orderly end, the second for an immediate one."""
+    """SIGTERM, SIGINT and SIGHUP: the first asks for an orderly end, a second SIGTERM or SIGINT for an immediate one.
+
+    A terminal that closes sends SIGHUP, often twice. Under nohup, which ignores it, it stays ignored.
+    """
 
     def __init__(self, on_second: Callable[[], None]) -> None:
         self.first = asyncio.Event()
@@ -28,13 +35,16 @@ class Signals:
         self.exit_code = 0
         self._on_second = on_second
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._take, number)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+                loop.add_signal_handler(number, self._take, number)
 
     def _take(self, number: signal.Signals) -> None:
         if not self.first.is_set():
             self.name = number.name
             self.first.set()
+            return
+        if number is signal.SIGHUP:
             return
         self.exit_code = EXIT_BY_SIGNAL + number
         self.second.set()
@@ -51,13 +61,19 @@ async def first_done(*awaitables: Awaitable[object], limit: float | None = None)
 
 @contextlib.contextmanager
 def runtime_folder() -> Iterator[Path]:
-    """A private folder (mode 0700) for the engine's sockets, removed at the end.
+    """A private folder (mode 0700) for the engine's sockets, removed at the end; those of killed processes go, too.
 
     Raises:
         PreflightError: it cannot be made, or its path is too long for a Unix socket.
     """
+    _remove_abandoned(Path(tempfile.gettempdir()))
     try:
-        folder = Path(tempfile.mkdtemp(prefix="voltserve-"))
+        folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
+        try:
+            lock = _owned(folder)
+        except OSError:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
     except OSError as error:
         raise PreflightError(f"no folder for the engine's sockets: {error.strerror}; set TMPDIR") from error
     try:
@@ -66,6 +82,37 @@ def runtime_folder() -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
+
+
+def _owned(folder: Path) -> int:
+    """Marks a folder as this process's: a locked file in it, whose lock the kernel drops when the process ends.
+
+    The file gets its name once it is locked, so that nobody finds it unlocked.
+    """
+    lock = os.open(folder / f".{_OWNER}", os.O_CREAT | os.O_EXCL | os.O_RDONLY, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        (folder / f".{_OWNER}").rename(folder / _OWNER)
+    except OSError:
+        os.close(lock)
+        raise
+    return lock
+
+
+def _remove_abandoned(parent: Path) -> None:
+    """Removes this user's runtime folders whose process is gone. What is not surely one of them stays."""
+    for folder in parent.glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):
+            found = folder.lstat()  # a link is no folder
+            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+                continue
+            lock = os.open(folder / _OWNER, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while its process lives, or removes it
+                shutil.rmtree(folder)  # follows no link, and not the folder's own name if it became one
+            finally:
+                os.close(lock)
 
 
 def allow_many_files() -> None:

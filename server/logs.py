@@ -2,9 +2,12 @@
 
 import contextlib
 import logging
+import os
 import re
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
 from typing import Any
 
 import structlog
@@ -46,6 +49,34 @@ def configure(level: str, form: str, write: Callable[[str], None] | None = None)
     for noisy in ("httpx", "httpcore", "asyncio", "uvicorn.access"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+
+
+def asked_form(arguments: Sequence[str], environ: Mapping[str, str] | None = None) -> str:
+    """The --log-format of a command line, or of the environment, before either is known to be sound."""
+    form = (os.environ if environ is None else environ).get("VOLTSERVE_LOG_FORMAT", "text")
+    for index, token in enumerate(arguments):
+        flag, equals, value = token.replace("_", "-").partition("=")
+        if flag == "--log-format":
+            form = value if equals else "".join(arguments[index + 1 : index + 2])
+    return "json" if form == "json" else "text"
+
+
+def error(what: str, **fields: object) -> None:
+    """Logs an error that ends this process."""
+    structlog.get_logger("voltserve").error(what, **fields)
+
+
+def no_plain_lines() -> None:
+    """From now on warnings and what nothing catches are log lines, too, one JSON object each."""
+    configure("info", "json")
+    logging.captureWarnings(capture=True)
+
+    def uncaught(kind: type[BaseException], value: BaseException | None, trace: TracebackType | None) -> None:
+        error(f"uncaught {kind.__name__}: {value}", exc_info=(kind, value or kind(), trace))
+
+    sys.excepthook = uncaught
+    threading.excepthook = lambda thread: uncaught(thread.exc_type, thread.exc_value, thread.exc_traceback)
+    sys.unraisablehook = lambda one: uncaught(one.exc_type, one.exc_value, one.exc_traceback)
 
 
 class TextRenderer:

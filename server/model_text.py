@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from quant.formats.others import ON
+
 if TYPE_CHECKING:
     from quant.inspect import Summary
     from quant.verify import Finding, Report
@@ -22,6 +24,7 @@ def verification_text(report: "Report") -> str:
         if size > 1:
             lines.append(f"TP={size} works" if not found else str(found[0]))
             lines += [str(other) for other in found[1:]]
+    lines.append(f"{'can' if report.ok else 'cannot'} be served on {ON[report.target.device]}")
     looked = "headers only" if report.depth == "headers" else f"every byte, {report.hashed} sha256 digests compared"
     counts = ", ".join(f"{_count(report.findings, severity)} {severity}s" for severity in _SEVERITIES[:2])
     lines.append(f"{'ok' if report.ok else 'NOT ok'}: {counts} ({looked})")

@@ -1,87 +1,34 @@
 """What can be known to fail before anything starts: the model directory, the GPUs, the port."""
 
 import importlib.util
-import json
 import socket
 from pathlib import Path
 
 from quant.errors import QuantError
-from quant.formats.detect import CONFIG, is_nvfp4, quantization_config
-from quant.formats.others import on_volta
-from quant.jsonfile import read_object
+from quant.formats.detect import CONFIG
+from quant.verify.servable import Examination
+from server import servable
 from server.config import Config
 from server.decisions import Decision
 from server.errors import PreflightError
 from server.plan import NotPlannedError, plan_for
-from server.plan.model import read_entries
-from server.shards import check_shards
-
-WEIGHT_PATTERNS = ("*.safetensors", "*.bin", "*.pt", "*.gguf")
-INDEX = "model.safetensors.index.json"
 
 
 def check(config: Config) -> tuple[Decision, ...]:
-    """Checks the model directory, the number of GPUs, and that the model fits them; returns what was decided.
+    """Checks that the model can be served here, the number of GPUs, and that it fits them; returns what was decided.
 
     Raises:
         PreflightError: serving cannot work; says what was found and what to do.
     """
-    check_model(Path(config.model))
-    check_shards(Path(config.model))
-    check_speculation(config)
+    seen = servable.check(config)
+    check_speculation(config, seen)
     check_gpus(config)
     check_ray(config)
-    checked = (check_quantization(config), check_memory(config))
+    checked = (other_quantization(seen), check_memory(config))
     return tuple(decision for decision in checked if decision is not None)
 
 
-def check_model(model: Path) -> None:
-    """Checks that a model directory has a readable configuration and every shard its index names.
-
-    Raises:
-        PreflightError: names the file, and what to do.
-    """
-    if not model.is_dir():
-        kind = "is not a directory" if model.exists() else "does not exist"
-        raise PreflightError(
-            f"model directory {model} {kind}. Models are local directories; nothing is fetched while serving. "
-            "`voltserve model fetch NAME DIR` and `voltserve quantize SRC DST` make one"
-        )
-    config = _read_json(model / "config.json")
-    if not isinstance(config, dict):
-        raise PreflightError(f"{model / 'config.json'}: expected a JSON object, got {type(config).__name__}")
-    if not any(path.stat().st_size for pattern in WEIGHT_PATTERNS for path in model.glob(pattern)):
-        raise PreflightError(
-            f"{model} has no weights: expected files {', '.join(WEIGHT_PATTERNS)}. Is the download complete?"
-        )
-    if (model / INDEX).exists():
-        _check_index(model)
-
-
-def _check_index(model: Path) -> None:
-    index = _read_json(model / INDEX)
-    weight_map = index.get("weight_map") if isinstance(index, dict) else None
-    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
-        raise PreflightError(f"{model / INDEX}: expected an object weight_map from tensor to file name")
-    names = sorted(set(weight_map.values()))
-    missing = [name for name in names if not (model / name).is_file() or not (model / name).stat().st_size]
-    if missing:
-        raise PreflightError(
-            f"{model}: {len(missing)} of {len(names)} shards are missing or empty: {', '.join(missing)}. "
-            "Download them again"
-        )
-
-
-def _read_json(path: Path) -> object:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise PreflightError(f"{path} is missing: {path.parent} is not a model directory, or is incomplete") from error
-    except (OSError, ValueError) as error:
-        raise PreflightError(f"{path} cannot be read as JSON: {error}") from error
-
-
-def check_speculation(config: Config) -> None:
+def check_speculation(config: Config, seen: Examination) -> None:
     """Checks that drafting has the layers it drafts with, and that the model's layers can take back rejected tokens.
 
     Raises:
@@ -90,18 +37,14 @@ def check_speculation(config: Config) -> None:
     speculation = config.engine.get("speculative-config")
     if not isinstance(speculation, dict):
         return
-    path = Path(config.model) / "config.json"
-    declared = _read_json(path)
-    text = declared.get("text_config", declared) if isinstance(declared, dict) else {}
-    try:
-        names = read_entries(Path(config.model))
-    except QuantError as error:
-        raise PreflightError(str(error)) from error
-    if "mtp" in str(speculation.get("method", "")) and not any(name.startswith("mtp.") for name in names):
+    path = Path(config.model) / CONFIG
+    inner = seen.config.get("text_config")
+    text = inner if isinstance(inner, dict) else seen.config
+    if "mtp" in str(speculation.get("method", "")) and not any(name.startswith("mtp.") for name in seen.tensors):
         layers = text.get("mtp_num_hidden_layers") or text.get("num_nextn_predict_layers") or 0
         raise PreflightError(
             f"--speculative-config asks for MTP: expected mtp.* tensors, as {path} declares {layers} MTP layers, got "
-            f"none in the {len(names)} tensors of {config.model}. Leave out --speculative-config, or serve a "
+            f"none in the {len(seen.tensors)} tensors of {config.model}. Leave out --speculative-config, or serve a "
             "checkpoint that ships them"
         )
     if "linear_num_value_heads" in text:
@@ -140,30 +83,12 @@ def check_ray(config: Config) -> None:
         )
 
 
-def check_quantization(config: Config) -> Decision | None:
-    """Checks that V100s have kernels for a model that is quantized otherwise than NVFP4; says which.
-
-    Raises:
-        PreflightError: they have none; says what demands which compute capability, and what to choose.
-    """
-    if not config.gpus_needed or all(gpu.capability != "7.0" for gpu in config.devices.gpus):
+def other_quantization(seen: Examination) -> Decision | None:
+    """What computes a model that is quantized otherwise than NVFP4."""
+    if seen.other is None or seen.target.device == "gpu":
         return None
-    path = Path(config.model) / CONFIG
-    try:
-        data = quantization_config(read_object(path, "Restore the file from the model's source"), path)
-    except QuantError as error:
-        raise PreflightError(str(error)) from error
-    asked = config.engine.get("quantization")
-    if data is not None and is_nvfp4(data):
-        return None
-    met = on_volta(data, str(asked) if asked else None)
-    if met is None:
-        return None
-    name, other = met
-    if not other.volta:
-        source = "--quantization" if asked else str(path)
-        raise PreflightError(f"{source}: {name} ({other.what}) does not run on a V100: {other.why}. {other.remedy}")
-    return Decision("quantization", name, f"{other.what}; {other.volta}")
+    name, other = seen.other
+    return Decision("quantization", name, f"{other.what}; {other.computed_by(seen.target.device)}")
 
 
 def check_memory(config: Config) -> Decision | None:

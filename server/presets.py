@@ -7,6 +7,7 @@ A preset gives the engine's flags and environment for the devices it `match`es. 
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
@@ -49,6 +50,21 @@ class Match(_Strict):
             and self.nvlink in (None, device.nvlink)
             for device in devices
         )
+
+    def within(self, devices: Sequence[Device]) -> bool:
+        """Whether enough of these devices are the ones meant. Over PCIe cards with NVLink work as well."""
+        links = (True,) if self.nvlink else (True, False)
+        alike = [
+            device
+            for device in devices
+            if device.capability == self.capability and device.memory_gib == self.memory_gib and device.nvlink in links
+        ]
+        return len(alike) >= self.count
+
+    @property
+    def worth(self) -> tuple[int, int, bool]:
+        """To choose among presets for some of the cards: all memory, then fewer cards, then NVLink."""
+        return self.count * self.memory_gib, -self.count, bool(self.nvlink)
 
 
 class Automatic(_Strict):
@@ -109,7 +125,13 @@ def load_presets(folder: Path = PRESETS_FOLDER) -> dict[str, Preset]:
     Raises:
         ConfigError: a file that is not a preset; names the file, the key and the nearest valid key.
     """
-    presets = (load_preset(path) for path in sorted(folder.glob("*.yaml")))
+    return dict(_load_presets(folder, tuple((path, path.stat().st_mtime_ns) for path in sorted(folder.glob("*.yaml")))))
+
+
+@lru_cache(maxsize=4)
+def _load_presets(folder: Path, files: tuple[tuple[Path, int], ...]) -> dict[str, Preset]:
+    """Read once: several questions about one start are each answered from the presets."""
+    presets = (load_preset(path) for path, _ in files)
     return {preset.name: preset for preset in presets}
 
 
@@ -214,9 +236,15 @@ def select_preset(presets: Mapping[str, Preset], devices: Devices, *, cpu_engine
         preset = next(preset for preset in presets.values() if preset.match is None)
         reason = devices.reason if not found else f"the installed engine is the CPU build; it leaves {devices} unused"
         return preset, Decision("preset", preset.name, reason)
-    for preset in presets.values():
-        if preset.match is not None and preset.extends is None and preset.match.covers(found):
+    matching = [preset for preset in presets.values() if preset.match is not None and preset.extends is None]
+    for preset in matching:
+        if preset.match is not None and preset.match.covers(found):
             return preset, Decision("preset", preset.name, f"found {devices}")
+    partly = [(preset.match.worth, preset) for preset in matching if preset.match and preset.match.within(found)]
+    if partly:
+        preset = max(partly, key=lambda one: one[0])[1]
+        reason = f"no preset is for all of {devices}; this one has the most memory of those for some of them"
+        return preset, Decision("preset", preset.name, reason)
     listing = "\n".join(f"  {preset.name}: {preset.description}" for preset in presets.values())
     raise ConfigError(
         f"no preset covers the GPUs found ({devices}).\nPick one with --preset NAME, or hide GPUs with "

@@ -85,9 +85,17 @@ def render_launch(
     }
     if config.volta == "force":
         env[FORCE_VOLTA] = "1"
-    if config.pinned:  # by UUID, which means the same in whatever order CUDA counts
-        env["CUDA_VISIBLE_DEVICES"] = ",".join(device.uuid for device in config.devices.gpus)
+    env |= _visible_cards(config)
     return Launch(tuple(argv), env)
+
+
+def _visible_cards(config: Config) -> dict[str, str]:
+    """The cards to use, by UUID and in the order that NVML told them. Ray gives its workers theirs itself."""
+    order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} if config.gpus_needed else {}
+    cards = config.devices.gpus if config.pinned else config.devices.gpus[: config.gpus_needed]
+    if not cards or (config.over_ray and not config.pinned):
+        return order
+    return {**order, "CUDA_VISIBLE_DEVICES": ",".join(device.uuid for device in cards)}
 
 
 def _compiles_or_records(config: Config) -> bool:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import gc
 import socket
 from collections.abc import Sequence
@@ -32,7 +33,7 @@ log = structlog.get_logger("voltserve.serve")
 
 
 def serve(configs: Sequence[Config], module: str = ENGINE_MODULE) -> int:
-    """Serves until SIGTERM or SIGINT, or until no engine can ever work: with these settings, and these models' files.
+    """Serves until SIGTERM, SIGINT or SIGHUP, or until no engine can ever work with these settings and models' files.
 
     Returns the exit code: 0 after an orderly end, if no engine was down then; else that of the diagnosis.
 
@@ -89,6 +90,7 @@ class _Engine:
         log.info("engine command", command=str(launch), **name)
         supervisor = Supervisor(config, launch, plan.runtime, client, plan.decisions)
         supervisor.subscribe(plan.show.show)
+        supervisor.subscribe(functools.partial(_break_off, exchange))
         admission = Admission(config.max_in_flight, config.queue_size, config.queue_timeout)
         return cls(supervisor, Upstream(config, client, exchange, lambda: supervisor.status, admission))
 
@@ -147,10 +149,17 @@ async def _run(plans: Sequence[_Plan], sock: socket.socket, module: str) -> int:
             await asyncio.wait(running)
             http.should_exit = True
             await asyncio.wait({serving})
+            await gateway.close()
         for task in (*running, serving):
             task.result()
     log.info("stopped")
     return signals.exit_code or code
+
+
+def _break_off(exchange: EngineSocket, status: Status) -> None:
+    """Ends the requests at an engine that has failed; one that hangs would keep them until it is killed."""
+    if status.state is State.FAILED:
+        exchange.break_off_soon("it was given up")
 
 
 def _exit_code(last: Status) -> int:

@@ -100,7 +100,7 @@ class Service:
 def running(
     flags: Sequence[str], log: Path, environ: Mapping[str, str] | None = None, module: str = "server"
 ) -> Iterator[Service]:
-    """Starts `serve` with these flags on a free loopback port; stops it at the end, which SIGTERM to us is as well.
+    """Starts `serve` with these flags on a free loopback port; stops it at the end, also at SIGTERM or SIGHUP.
 
     Args:
         flags: as for `voltserve serve`, without --port.
@@ -111,7 +111,7 @@ def running(
     Raises:
         ServiceFailedError: it ended before it listened, as it does for flags and models it refuses.
     """
-    with _ended_by_sigterm():
+    with _ended_by_signals():
         yield from _running(flags, log, environ or {}, module)
 
 
@@ -138,17 +138,21 @@ def _running(flags: Sequence[str], log: Path, environ: Mapping[str, str], module
 
 
 @contextlib.contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
-    """Makes SIGTERM an exception, as SIGINT is, so that what was started is stopped before this process ends."""
+def _ended_by_signals() -> Iterator[None]:
+    """Makes SIGTERM and SIGHUP exceptions, as SIGINT is, so that what was started is stopped before this process ends.
+    What nohup has ignored stays ignored.
+    """
 
     def end(number: int, _: object) -> NoReturn:
         sys.exit(EXIT_BY_SIGNAL + number)
 
-    before = signal.signal(signal.SIGTERM, end)
+    numbers = [one for one in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(one) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, end) for number in numbers}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _check_alive(process: "subprocess.Popen[bytes]", log: Path) -> None:

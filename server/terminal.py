@@ -1,5 +1,6 @@
 """What a person at the terminal sees while the engine loads, and when it is ready."""
 
+import contextlib
 import json
 import shlex
 import time
@@ -23,15 +24,18 @@ _STARTING = {State.STARTING, State.LOADING, State.WARMING}
 
 def ready_lines(config: Config, url: str) -> list[str]:
     """The URL, the model's name, and a request to try."""
+    return [f"ready: {url}/v1 serves {', '.join(config.served_model_name)}", f"try: {trial(config, url)}"]
+
+
+def trial(config: Config, url: str) -> str:
+    """A command that asks the model."""
     model = config.served_model_name[0]
     body = json.dumps(
         {"model": model, "messages": [{"role": "user", "content": "What is the capital of France?"}]},
         ensure_ascii=False,
     )
-    return [
-        f"ready: {url}/v1 serves {', '.join(config.served_model_name)}",
-        f"try: curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d {shlex.quote(body)}",
-    ]
+    key = " -H 'Authorization: Bearer YOUR_KEY'" if config.keys_file else ""
+    return f"curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d {shlex.quote(body)}"
 
 
 def printable_url(host: str, port: int) -> str:
@@ -57,8 +61,7 @@ class LogReporter:
     def show(self, status: Status) -> None:
         """Takes the supervisor's new status."""
         if status.state is State.READY and self._state is State.WARMING:
-            for line in ready_lines(self._config, self._url):
-                self.write(line)
+            self._tell_ready()
         self._state = status.state
         if status.progress is None or status.state not in _STARTING:
             return
@@ -69,6 +72,14 @@ class LogReporter:
         progress = {"done": status.progress.done, "total": status.progress.total, "unit": status.progress.unit}
         known = {name: value for name, value in progress.items() if value is not None}
         log.info("loading", phase=self._phase, elapsed=round(status.start_elapsed, 1), **known)
+
+    def _tell_ready(self) -> None:
+        if self._config.log_format == "json":
+            log.info("ready", url=f"{self._url}/v1", models=self._config.served_model_name)
+            log.info("try", command=trial(self._config, self._url))
+            return
+        for line in ready_lines(self._config, self._url):
+            self.write(line)
 
     def close(self) -> None:
         """Nothing to take down."""
@@ -94,10 +105,15 @@ class LiveReporter:
 
     def write(self, line: str) -> None:
         """Takes a finished log line, and puts it above the live one."""
-        self._console.out(line, highlight=False)
+        with contextlib.suppress(OSError):  # a terminal that has closed stops nothing
+            self._console.out(line, highlight=False)
 
     def show(self, status: Status) -> None:
         """Takes the supervisor's new status."""
+        with contextlib.suppress(OSError):
+            self._show(status)
+
+    def _show(self, status: Status) -> None:
         if status.state is State.READY and self._state is State.WARMING:
             self.close()
             for line in ready_lines(self._config, self._url):
@@ -121,18 +137,19 @@ class LiveReporter:
     def close(self) -> None:
         """Takes the live line down."""
         if self._task is not None:
-            self._bar.stop()
-            self._bar.remove_task(self._task)
-            self._task = None
+            task, self._task = self._task, None
+            with contextlib.suppress(OSError):
+                self._bar.stop()
+            self._bar.remove_task(task)
 
 
 Reporter = LogReporter | LiveReporter
 
 
 def reporter(config: Config, url: str) -> Reporter:
-    """The reporter for where stderr goes. Several engines share no live line: each logs."""
+    """The reporter for where stderr goes. Several engines share no live line: each logs. A log of JSON has none."""
     console = Console(stderr=True)
-    if config.name:
+    if config.name or config.log_format == "json":
         return LogReporter(config, url)
     return LiveReporter(config, url, console) if console.is_terminal else LogReporter(config, url)
 

@@ -86,4 +86,5 @@ def question(config: Config, match: Match, model: Model, declared: Mapping[str, 
 def _cache_wish(quantization: Mapping[str, Any]) -> str:
     inner = quantization.get("quantization") or quantization
     asks = quantization.get("kv_cache_scheme") or inner.get("kv_cache_quant_algo")
-    return "fp8" if asks else "auto"
+    # Of NVFP4 vLLM's release makes its default (vllm/utils/torch_utils.py).
+    return "fp8" if asks and str(asks).upper() != "NVFP4" else "auto"

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from quant.errors import QuantError
 from quant.formats import compressed_tensors
 from quant.formats.scheme import Scheme
-from quant.jsonfile import field, optional
+from quant.jsonfile import field, optional, show
 
 QUANT_METHOD = "auto-round"
 PACKING = "auto_round:llm_compressor"
@@ -50,5 +50,5 @@ def read_config(data: Mapping[str, object], source: str) -> Scheme:
     for name, settings in (optional(data, "extra_config", dict, source, _REMEDY) or {}).items():
         layer_bits = settings.get("bits", 4) if isinstance(settings, dict) else settings
         if layer_bits not in (4, 16, 32):
-            raise QuantError(f"{source}: extra_config: {name}: expected 4 or 16 bits, got {layer_bits!r}", _REMEDY)
+            raise QuantError(f"{source}: extra_config: {name}: expected 4 or 16 bits, got {show(layer_bits)}", _REMEDY)
     return Scheme(QUANT_METHOD, source, compressed_tensors.LAYOUT, group_size, None, w4a4=w4a4)

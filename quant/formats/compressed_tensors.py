@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from quant.errors import QuantError
 from quant.formats.scheme import LinearLayout, Scheme
-from quant.jsonfile import field, optional
+from quant.jsonfile import field, optional, show
 
 if TYPE_CHECKING:
     import torch
@@ -26,6 +26,9 @@ LAYOUT = LinearLayout(PACKED, SCALE, GLOBAL, "input_global_scale", divides=True)
 GROUP_SIZES = (16, 32)
 
 _REMEDY = "Check that the model is compressed-tensors NVFP4 and download it again"
+_UNSERVED = "The file is not damaged, but layers like these are not served: choose a version that is NVFP4 throughout"
+
+_OTHER_CACHE = "Choose a version of the model with a 16-bit or FP8 key/value cache"
 
 
 def write_config(
@@ -66,14 +69,14 @@ def read_config(data: Mapping[str, object], source: str) -> Scheme:
     """
     for key, expected in (("quant_method", QUANT_METHOD), ("format", FORMAT)):
         if (got := field(data, key, str, source, _REMEDY)) != expected:
-            raise QuantError(f"{source}: {key}: expected {expected!r}, got {got!r}", _REMEDY)
+            raise QuantError(f"{source}: {key}: expected {expected!r}, got {got!r}", _UNSERVED)
     ignore = optional(data, "ignore", list, source, _REMEDY) or []
     if not all(isinstance(pattern, str) for pattern in ignore):
-        raise QuantError(f"{source}: ignore: expected names, got {ignore!r}", _REMEDY)
+        raise QuantError(f"{source}: ignore: expected names, got {show(ignore)}", _REMEDY)
     groups = field(data, "config_groups", dict, source, _REMEDY)
     found = {_read_group(groups, key, f"{source}: config_groups") for key in groups}
     if len(found) != 1:
-        raise QuantError(f"{source}: config_groups: expected one scheme for all, got {len(found)}", _REMEDY)
+        raise QuantError(f"{source}: config_groups: expected one scheme for all, got {len(found)}", _UNSERVED)
     group_size, w4a4 = found.pop()
     return scheme(group_size, tuple(ignore), source, w4a4=w4a4, kv_cache=read_kv_cache(data, source))
 
@@ -107,12 +110,20 @@ def write_linear(tensor: NVFP4Tensor, name: str) -> dict[str, torch.Tensor]:
 
 
 def read_kv_cache(data: Mapping[str, object], source: str) -> str:
-    """What `kv_cache_scheme` asks for: "fp8" or nothing. Raises QuantError for anything else."""
+    """What `kv_cache_scheme` asks for: "fp8", "nvfp4" or nothing. Raises QuantError for anything else."""
+    if isinstance(said := data.get("kv_cache_scheme"), str):  # ModelOpt's word for one that no dict describes
+        if said.upper() not in ("FP8", "NVFP4"):
+            problem = f"{source}: kv_cache_scheme: expected FP8, NVFP4 or null, got {said!r}"
+            raise QuantError(problem, _OTHER_CACHE)
+        return said.lower()
     scheme = optional(data, "kv_cache_scheme", dict, source, _REMEDY)
     if not scheme:
         return ""
-    if (got := (scheme.get("type"), scheme.get("num_bits"))) != ("float", 8):
-        raise QuantError(f"{source}: kv_cache_scheme: expected 8-bit float or null, got {got}", _REMEDY)
+    if (scheme.get("type"), scheme.get("num_bits")) != ("float", 8):
+        got = f"{show(scheme.get('type'))} of {show(scheme.get('num_bits'))} bits"
+        raise QuantError(
+            f"{source}: kv_cache_scheme: expected an 8-bit float key/value cache or null, got {got}", _OTHER_CACHE
+        )
     return "fp8"
 
 
@@ -120,9 +131,13 @@ def _read_group(groups: Mapping[str, object], key: str, source: str) -> tuple[in
     group = field(groups, key, dict, source, _REMEDY)
     source = f"{source}.{key}"
     if (got := group.get("format")) not in (None, FORMAT):
-        raise QuantError(f"{source}.format: expected {FORMAT!r}, got {got!r}", _REMEDY)
+        raise QuantError(f"{source}.format: expected {FORMAT!r}, got {got!r}", _UNSERVED)
     if (targets := field(group, "targets", list, source, _REMEDY)) != ["Linear"]:
-        raise QuantError(f"{source}.targets: expected ['Linear'], got {targets!r}", _REMEDY)
+        raise QuantError(
+            f'{source}.targets: expected ["Linear"], got {show(targets)}',
+            "The file is not damaged, but targets by name are not read: choose a version whose config targets Linear "
+            "and lists the rest under ignore",
+        )
     weights = field(group, "weights", dict, source, _REMEDY)
     accepted: tuple[tuple[str, object, tuple[object, ...]], ...] = (
         ("num_bits", None, (4,)),
@@ -135,6 +150,6 @@ def _read_group(groups: Mapping[str, object], key: str, source: str) -> tuple[in
     )
     for name, default, values in accepted:
         if (value := weights.get(name, default)) not in values:
-            expected = " or ".join(repr(value) for value in values)
-            raise QuantError(f"{source}.weights.{name}: expected {expected}, got {value!r}", _REMEDY)
+            expected = " or ".join(map(show, values))
+            raise QuantError(f"{source}.weights.{name}: expected {expected}, got {show(value)}", _UNSERVED)
     return field(weights, "group_size", int, source, _REMEDY), group.get("input_activations") is not None

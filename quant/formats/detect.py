@@ -83,6 +83,13 @@ def quantization_config(config: Mapping[str, object], path: Path) -> Mapping[str
     return None
 
 
+def declared(directory: Path, config: Mapping[str, object]) -> Mapping[str, object] | None:
+    """What a model's files say of its quantization: config.json, or hf_quant_config.json where only that does."""
+    data = quantization_config(config, directory / CONFIG)
+    path = directory / modelopt.FILE_NAME
+    return read_object(path, _REMEDY) if data is None and path.exists() else data
+
+
 def is_nvfp4(data: Mapping[str, object]) -> bool:
     """Whether a `quantization_config` is for `read_scheme`, be it to read or to refuse it; others are none of ours."""
     return any(known.is_config(data) and known.is_nvfp4(data) for known in FORMATS)
@@ -111,7 +118,7 @@ def _merged(schemes: list[Scheme]) -> Scheme:
     for other in schemes[1:]:
         for what, mine, its in (
             ("block size", first.group_size, other.group_size),
-            ("tensor names", first.layout, other.layout),
+            ("tensor names", first.layout.global_scale, other.layout.global_scale),
         ):
             if mine != its:
                 raise QuantError(f"{other.source}: {what}: expected {mine} as in {first.source}, got {its}", _REMEDY)

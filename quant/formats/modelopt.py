@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from quant.errors import QuantError
 from quant.formats.compressed_tensors import GROUP_SIZES, read_kv_cache
 from quant.formats.scheme import LinearLayout, Scheme, wildcard_pattern
-from quant.jsonfile import field, optional
+from quant.jsonfile import field, optional, show
 
 QUANT_METHODS = ("modelopt", "modelopt_fp4")
 FILE_NAME = "hf_quant_config.json"
@@ -61,7 +61,7 @@ def read_config(data: Mapping[str, object], source: str) -> Scheme:
         raise QuantError(f"{source}: group_size: expected 16 or 32, got {group_size}", _REMEDY)
     wildcards = optional(body, "exclude_modules" if body is not data else "ignore", list, source, _REMEDY)
     if not all(isinstance(wildcard, str) for wildcard in wildcards or ()):
-        raise QuantError(f"{source}: exclude_modules: expected names, got {wildcards!r}", _REMEDY)
+        raise QuantError(f"{source}: exclude_modules: expected names, got {show(wildcards)}", _REMEDY)
     return Scheme(
         "modelopt",
         source,
@@ -121,7 +121,7 @@ def _read_mixed(body: Mapping[str, object], source: str) -> str:
     """The one algorithm of all layers, where there is one that we serve."""
     layers = field(body, "quantized_layers", dict, source, _REMEDY)
     algorithms = {
-        name: str(layer.get("quant_algo")).upper() if isinstance(layer, dict) else repr(layer)
+        name: str(layer.get("quant_algo")).upper() if isinstance(layer, dict) else show(layer)
         for name, layer in layers.items()
     }
     unsupported = [f"{name} ({algorithm})" for name, algorithm in algorithms.items() if algorithm not in _ALGORITHMS]

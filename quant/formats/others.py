@@ -1,15 +1,21 @@
-"""Quantizations that are not ours: what they are, and what a V100 makes of them with vLLM 0.19.1. Torch-free.
+"""Quantizations that are not ours: what they are, and what a V100 or a CPU makes of them with vLLM 0.19.1. Torch-free.
 
 vLLM has compute capabilities that it demands of each, and kernels with and without code for 7.0. The table is what its
-sources and the machine code in its wheel say; none of it was run on a V100.
+sources and the machine code in its wheel say; none of it was run on a V100. Of a CPU it is what its sources say.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
+
+# What an engine runs on: a CPU, V100s, or other GPUs, on which vLLM judges for itself.
+Device = Literal["cpu", "volta", "gpu"]
+ON = {"cpu": "a CPU", "volta": "a V100", "gpu": "these GPUs"}
 
 _REMEDY = "Choose a GPTQ, AWQ, GGUF or NVFP4 version of the model"
+_CPU = "vLLM's kernels for integer weights on CPUs"
 _EXLLAMA = "vLLM's gptq_gemm (exllama kernels), whose machine code for 7.0 is in the wheel; float16 only"
 
 
@@ -18,18 +24,30 @@ class Other:
     """A value of `quant_method` or `--quantization`.
 
     what: for people. volta: what computes it on a V100, empty where nothing does; then `why` says what is in the way.
+    cpu: the same on a CPU.
     """
 
     what: str
     volta: str = ""
     why: str = ""
     remedy: str = _REMEDY
+    cpu: str = ""
+
+    def computed_by(self, device: Device) -> str:
+        """What computes it there, empty where nothing does; on GPUs other than V100s that is vLLM's affair."""
+        return {"volta": self.volta, "cpu": self.cpu, "gpu": "vLLM's kernels"}[device]
+
+    def obstacle(self, device: Device) -> str:
+        """What is in the way there."""
+        return self.why if device == "volta" else "vLLM's CPU engine has no kernels for it"
 
 
 OTHERS: Mapping[str, Other] = {
-    "gptq": Other("GPTQ, integers of 2, 3, 4 or 8 bits", _EXLLAMA),
+    "gptq": Other("GPTQ, integers of 2, 3, 4 or 8 bits", _EXLLAMA, cpu=_CPU),
     "awq": Other(
-        "AWQ, 4-bit integers with zero points", f"{_EXLLAMA}; its own kernels are empty on 7.0, so it is repacked"
+        "AWQ, 4-bit integers with zero points",
+        f"{_EXLLAMA}; its own kernels are empty on 7.0, so it is repacked",
+        cpu=_CPU,
     ),
     "gguf": Other("GGUF", "vLLM's GGUF kernels, whose machine code for 7.0 is in the wheel"),
     "gptq_marlin": Other(
@@ -58,8 +76,8 @@ _GPTQ_BITS = (2, 3, 4, 8)
 _AUTO_ROUND = {"auto_gptq": "gptq", "auto_awq": "awq"}
 
 
-def on_volta(data: Mapping[str, object] | None, asked: str | None) -> tuple[str, Other] | None:
-    """What a model that is not NVFP4 meets on a V100: the method's name and its row; None where nothing is known of it.
+def meets(data: Mapping[str, object] | None, asked: str | None) -> tuple[str, Other] | None:
+    """What a model that is not NVFP4 meets here: the method's name and its row; None where nothing is known of it.
 
     `data`: config.json's quantization_config, if any. `asked`: the value of --quantization, which may name another
     kernel for the same weights, or quantize a 16-bit model while loading.
@@ -74,22 +92,41 @@ def on_volta(data: Mapping[str, object] | None, asked: str | None) -> tuple[str,
         return method, Other("GPTQ", why=f"its kernels take 2, 3, 4 or 8 bits, got {bits}")
     if data and method == "awq" and (bits := data.get("bits", data.get("w_bit"))) != 4:
         return method, Other("AWQ", why=f"its weights must be of 4 bits, got {bits}")
+    if method in ("modelopt", "modelopt_fp4") and (algorithm := _algorithm(data)):
+        return method, replace(OTHERS["modelopt"], what=f"ModelOpt's {algorithm}")
     return (method, OTHERS[method]) if method in OTHERS else None
+
+
+def _algorithm(data: Mapping[str, object] | None) -> str:
+    """ModelOpt's quant_algo, nested or flat."""
+    inner = (data or {}).get("quantization")
+    body = inner if isinstance(inner, dict) else data or {}
+    return str(body.get("quant_algo") or "")
 
 
 def _compressed_tensors(data: Mapping[str, object]) -> Other:
     """Integer weights with 16-bit activations run by exllama's kernels where they are symmetric and in groups."""
     groups = data.get("config_groups")
-    for group in groups.values() if isinstance(groups, dict) else ():
-        weights = group.get("weights") if isinstance(group, dict) else None
+    described = [group for group in (groups.values() if isinstance(groups, dict) else ()) if isinstance(group, dict)]
+    kinds = {
+        f"{weights.get('type', 'int')} of {weights.get('num_bits')} bits"
+        for group in described
+        if isinstance(weights := group.get("weights"), dict)
+    }
+    if len(kinds) > 1:
+        mixed = f"compressed-tensors, mixed precision: {', '.join(sorted(kinds))}"
+        return Other(mixed, why="no engine here computes with several kinds of weights in one model")
+    for group in described:
+        weights = group.get("weights")
         if not isinstance(weights, dict):
             continue
         bits, kind = weights.get("num_bits"), weights.get("type", "int")
         what = f"compressed-tensors, {kind} weights of {bits} bits"
         if group.get("input_activations"):
-            return Other(what, why="its activations are quantized too, for which vLLM demands 7.5")
+            integers = _CPU if kind == "int" and bits == 8 else ""
+            return Other(what, why="its activations are quantized too, for which vLLM demands 7.5", cpu=integers)
         if kind != "int" or bits not in (4, 8):
             return Other(what, why="vLLM demands 7.5 or more")
         if weights.get("strategy") != "group" or not weights.get("symmetric", True):
-            return Other(what, why="exllama's kernels need symmetric weights in groups")
-    return Other("compressed-tensors, integer weights", _EXLLAMA)
+            return Other(what, why="exllama's kernels need symmetric weights in groups", cpu=_CPU)
+    return Other("compressed-tensors, integer weights", _EXLLAMA, cpu=_CPU)

@@ -36,7 +36,7 @@ class Scheme:
     ignore: module names, or patterns after "re:" (compressed-tensors' syntax), left in 16 bits; None when the config
     does not say, so that the tensors decide.
     w4a4: the model was made for 4-bit activations too; its weights are read the same.
-    kv_cache: what the config wants of the key/value cache, "fp8" or nothing.
+    kv_cache: what the config wants of the key/value cache: "fp8", "nvfp4" or nothing.
     pre_quant_scale: linears may carry a `pre_quant_scale` [K] by which their input is multiplied (AWQ).
     """
 

@@ -2,5 +2,6 @@
 
 from quant.verify.findings import Finding
 from quant.verify.report import Depth, Report, verify
+from quant.verify.servable import Examination, Target, examine
 
-__all__ = ["Depth", "Finding", "Report", "verify"]
+__all__ = ["Depth", "Examination", "Finding", "Report", "Target", "examine", "verify"]

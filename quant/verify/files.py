@@ -7,8 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quant.errors import QuantError
-from quant.jsonfile import field, read_object
-from quant.safetensors_header import INDEX_NAME, Entry, Header, HeaderError, read_header
+from quant.jsonfile import field, read_object, show
+from quant.safetensors_header import (
+    INDEX_NAME,
+    LFS_POINTER,
+    Entry,
+    Header,
+    HeaderError,
+    is_consolidated,
+    read_header,
+    unindexed_shards,
+)
 from quant.verify.findings import Finding, error, from_exception, list_some, warning
 
 _FETCH = "Download the missing files from the model's source"
@@ -16,7 +25,15 @@ _AGAIN = "Download the model again; index and shards must be of the same version
 
 # Any one of these makes a tokenizer.
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json", "vocab.txt", "spiece.model")
+# Weights in files that are not read: a pattern, and what to do about it.
+_OTHER_WEIGHTS = (
+    ("*.gguf", "Make a model directory of it with `voltserve convert FILE.gguf DIR --format modelopt`"),
+    ("*.bin", "Choose a version of the model in safetensors: pickled files may run code when they are read"),
+    ("*.pt*", "Choose a version of the model in safetensors: pickled files may run code when they are read"),
+)
 _POINTER_LIMIT = 1024
+# What transformers reads beside config.json when it makes tokenizer and sampling defaults.
+_READ_AS_JSON = ("generation_config.json", "tokenizer_config.json", "special_tokens_map.json")
 
 
 @dataclass(frozen=True)
@@ -33,19 +50,23 @@ def read_shards(directory: Path) -> tuple[dict[str, Header], list[Finding]]:
     findings: list[Finding] = []
     present = {path.name for path in directory.glob("*.safetensors") if path.is_file()}
     weight_map = _read_index(directory, findings)
-    listed = set(weight_map.values()) if weight_map is not None else present
+    listed = set(weight_map.values()) if weight_map is not None else set(unindexed_shards(directory))
     if not listed:
-        findings.append(error("shards", "", "", "*.safetensors files", "none", _FETCH))
-    if weight_map is None and len(present) > 1:
-        got = f"{len(present)} shards and no index"
+        findings.append(_no_shards(directory))
+    if weight_map is None and len(listed) > 1:
+        got = f"{len(listed)} shards and no index"
         findings.append(error("index", INDEX_NAME, "", "an index of the shards", got, _FETCH))
     for name in sorted(listed - present):
         got = f"nothing ({len(listed & present)} of {len(listed)} shards are there)"
         findings.append(error("missing-shard", name, "", "a file, which the index names", got, _FETCH))
+    if twice := sorted(name for name in present - listed if is_consolidated(name)):
+        got = f"the weights once more in {list_some(twice)}"
+        remedy = "None needed: consolidated files are ignored; removing them saves their room"
+        findings.append(warning("extra-shard", twice[0], "", "each weight once", got, remedy))
     extra = "Remove it, or restore the index"
     findings += [
         warning("extra-shard", name, "", "only shards that the index names", "another", extra)
-        for name in sorted(present - listed)
+        for name in sorted(present - listed - set(twice))
     ]
     headers = {}
     for name in sorted(listed & present):
@@ -67,25 +88,75 @@ def tensors_of(headers: Mapping[str, Header]) -> dict[str, Tensor]:
     }
 
 
-def check_tokenizer(directory: Path) -> list[Finding]:
-    """Findings about the files that turn text into tokens, and about Git LFS pointers among the small files."""
+def check_tokenizer(directory: Path, config: Mapping[str, object]) -> list[Finding]:
+    """Findings about the files that turn text into tokens; `config`: the model's, for the size of its vocabulary."""
     findings = []
-    if not any((directory / name).is_file() for name in TOKENIZERS):
+    present = [name for name in TOKENIZERS if (directory / name).is_file()]
+    if not present and not any(directory.glob("*.tiktoken")):
         findings.append(error("tokenizer", "", "", f"one of {', '.join(TOKENIZERS)}", "none", _FETCH))
-    if (directory / "vocab.json").is_file() and not any(
-        (directory / name).is_file() for name in ("tokenizer.json", "merges.txt")
-    ):
+    if "vocab.json" in present and not any((directory / name).is_file() for name in ("tokenizer.json", "merges.txt")):
         findings.append(error("tokenizer", "merges.txt", "", "a file, beside vocab.json", "nothing", _FETCH))
+    findings += [
+        error("tokenizer", name, "", "a tokenizer", "an empty file", _FETCH)
+        for name in present
+        if not (directory / name).stat().st_size
+    ]
     if not (directory / "tokenizer_config.json").is_file():
         got = "nothing: special tokens and the chat template may be missing"
         findings.append(warning("tokenizer", "tokenizer_config.json", "", "a file", got, _FETCH))
-    for path in sorted(directory.iterdir()):
-        if path.is_file() and path.suffix != ".safetensors" and path.stat().st_size < _POINTER_LIMIT:
-            text = path.read_bytes()
-            if text.startswith(b"version https://git-lfs"):
-                got = f"a Git LFS pointer of {len(text)} bytes"
-                findings.append(error("lfs-pointer", path.name, "", "the file", got, "Fetch it with `git lfs pull`"))
+    path = directory / "tokenizer.json"
+    if path.is_file() and path.stat().st_size and not _is_pointer(path):
+        findings += _check_vocabulary(path, config)
     return findings
+
+
+def _check_vocabulary(path: Path, config: Mapping[str, object]) -> list[Finding]:
+    """Whether a tokenizer.json has tokens, and no more of them than the model has rows for."""
+    try:
+        data = read_object(path, _FETCH)
+        vocabulary = field(data, "model", dict, str(path), _FETCH).get("vocab")
+    except QuantError as caught:
+        return [from_exception("tokenizer", caught)]
+    if not isinstance(vocabulary, dict | list) or not vocabulary:
+        got = "nothing" if vocabulary is None else show(vocabulary)
+        return [error("tokenizer", f"{path.name}: model: vocab", "", "tokens", got, _FETCH)]
+    text = config.get("text_config")
+    rows = (text if isinstance(text, dict) else config).get("vocab_size")
+    if isinstance(vocabulary, dict):
+        last = max((number for number in vocabulary.values() if isinstance(number, int)), default=0)
+        if isinstance(rows, int) and last >= rows:
+            expected = f"tokens below {rows}, config.json's vocab_size"
+            remedy = "Check that tokenizer and model are of the same version"
+            return [warning("tokenizer", path.name, "", expected, f"token {last}", remedy)]
+    return []
+
+
+def check_json_files(directory: Path) -> list[Finding]:
+    """Small files that are Git LFS pointers, and those that the engine reads as JSON and cannot."""
+    findings = []
+    for path in sorted(directory.iterdir()):
+        if not path.is_file() or path.suffix == ".safetensors":
+            continue
+        if _is_pointer(path):
+            got = f"a Git LFS pointer of {path.stat().st_size} bytes"
+            findings.append(error("lfs-pointer", path.name, "", "the file", got, "Fetch it with `git lfs pull`"))
+        elif path.name in _READ_AS_JSON:
+            try:
+                read_object(path, _FETCH)
+            except QuantError as caught:
+                findings.append(from_exception("json", caught))
+    return findings
+
+
+def _is_pointer(path: Path) -> bool:
+    return path.stat().st_size < _POINTER_LIMIT and path.read_bytes().startswith(LFS_POINTER)
+
+
+def _no_shards(directory: Path) -> Finding:
+    for pattern, remedy in _OTHER_WEIGHTS:
+        if found := sorted(path.name for path in directory.glob(pattern)):
+            return error("shards", found[0], "", "*.safetensors files", list_some(found, 3), remedy)
+    return error("shards", "", "", "*.safetensors files", "none", _FETCH)
 
 
 def _read_header(path: Path, findings: list[Finding]) -> Header | None:

@@ -151,48 +151,57 @@ def compare_with_scheme(scheme: Scheme | None, modules: Modules, tensors: Mappin
             expected = f"16-bit weights, as {scheme.source} ignores {pattern!r}"
             findings.append(error("config", shard, module, expected, "NVFP4", _CONFIG))
     if scheme.ignore is not None:
+        # Engines believe compressed-tensors' config; of other formats the tensors decide (engine/quantization.py).
+        judge = error if scheme.format == compressed_tensors.QUANT_METHOD else warning
         for module, shape in modules.plain.items():
             is_linear = len(shape) == 2 and module.rpartition(".")[2] in SPLIT_INPUTS + SPLIT_OUTPUTS
-            if is_linear and not matching_pattern(module, scheme.ignore):
+            is_loaded = ".mtp." not in f".{module}"  # draft layers are not, without speculative decoding
+            if is_linear and is_loaded and not matching_pattern(module, scheme.ignore):
                 expected = f"NVFP4 weights, as {scheme.source} does not ignore it"
                 findings.append(
-                    error("config", _shard_of(module, tensors), module, expected, "16-bit weights", _CONFIG)
+                    judge("config", _shard_of(module, tensors), module, expected, "16-bit weights", _CONFIG)
                 )
     return _limited(findings) + _odd(scheme, modules)
 
 
-def compare_siblings(modules: Modules, globals_: Mapping[str, float]) -> list[Finding]:
-    """Layers that engines fuse: all quantized or none, alike in K and group size; their globals may differ (info)."""
+def compare_siblings(modules: Modules) -> list[Finding]:
+    """Layers that engines fuse: all quantized or none, alike in K and group size."""
     findings: list[Finding] = []
-    fused = different = 0
-    largest = 1.0
-    first = ""
     for module in modules.nvfp4:
         members = [name for name in siblings(module) if name in modules.nvfp4 or name in modules.plain]
-        plain = [name for name in members if name in modules.plain]
-        if plain:
+        if plain := [name for name in members if name in modules.plain]:
             expected = "fused layers to be quantized all or none"
             got = f"16-bit {list_some(plain)} beside NVFP4"
             findings.append(error("fused", "", module, expected, got, _AGAIN))
         elif len(members) > 1 and members[0] == module:
-            fused += 1
             if len(layouts := {modules.nvfp4[name][1:3] for name in members}) > 1:
                 got = " and ".join(f"K={columns}, block size {size}" for columns, size in sorted(layouts))
                 findings.append(
                     error("fused", "", module, f"one K and block size for {list_some(members)}", got, _AGAIN)
                 )
-            values = [globals_[name] for name in members if globals_.get(name, 0) > 0]
-            if len(values) == len(members) and len(set(values)) > 1:
-                different += 1
-                first = first or module
-                largest = max(largest, max(values) / min(values))
-    if different:
-        got = f"different ones in {different} of {fused} fused layers, up to {largest:.2f} times"
-        expected = "one global scale for fused layers"
-        findings.append(
-            info("fused-globals", "", first, expected, got, "None needed: each row keeps its own factor, exactly")
-        )
     return _limited(findings)
+
+
+def compare_globals(modules: Modules, globals_: Mapping[str, float]) -> list[Finding]:
+    """Layers that engines fuse, whose global scales differ (info)."""
+    fused = different = 0
+    largest = 1.0
+    first = ""
+    for module in modules.nvfp4:
+        members = [name for name in siblings(module) if name in modules.nvfp4 or name in modules.plain]
+        if len(members) < 2 or members[0] != module or any(name in modules.plain for name in members):
+            continue
+        fused += 1
+        values = [globals_[name] for name in members if globals_.get(name, 0) > 0]
+        if len(values) == len(members) and len(set(values)) > 1:
+            different += 1
+            first = first or module
+            largest = max(largest, max(values) / min(values))
+    if not different:
+        return []
+    got = f"different ones in {different} of {fused} fused layers, up to {largest:.2f} times"
+    remedy = "None needed: each row keeps its own factor, exactly"
+    return [info("fused-globals", "", first, "one global scale for fused layers", got, remedy)]
 
 
 def compare_with_config(config: Mapping[str, object], modules: Modules, tensors: Mapping[str, Tensor]) -> list[Finding]:

@@ -9,23 +9,21 @@ from pathlib import Path
 from typing import Literal
 
 from quant.errors import QuantError
-from quant.formats.detect import CONFIG, detect_config
 from quant.formats.scheme import Scheme
-from quant.jsonfile import read_object
 from quant.progress import OnProgress, ignore_progress
-from quant.verify.experts import compare_experts
-from quant.verify.files import Tensor, check_tokenizer, read_shards, tensors_of
+from quant.verify.files import Tensor
 from quant.verify.findings import Finding, error, from_exception, list_some, warning
-from quant.verify.layers import Modules, compare_siblings, compare_with_config, compare_with_scheme, sort_modules
+from quant.verify.layers import Modules, compare_globals
 from quant.verify.manifest import FILE_NAME as MANIFEST
 from quant.verify.manifest import listable, read_manifest, write_manifest
-from quant.verify.tensor_parallel import Obstacle, obstacles
+from quant.verify.servable import Target, examine
+from quant.verify.tensor_parallel import Obstacle
 from quant.verify.values import is_positive, judge_zeros, scan_files
 
 # headers: all that files' names, sizes and headers, configs and global scales show. full: every byte too.
 Depth = Literal["headers", "full"]
 
-_DIRECTORY = "Name a model directory: config.json, safetensors shards and tokenizer files"
+V100S = Target("volta")
 _AGAIN = "Download the file again"
 
 
@@ -38,6 +36,7 @@ class Report:
 
     directory: Path
     depth: Depth
+    target: Target
     scheme: Scheme | None
     modules: Modules
     tensors: Mapping[str, Tensor]
@@ -56,6 +55,7 @@ class Report:
             "directory": str(self.directory),
             "ok": self.ok,
             "depth": self.depth,
+            "device": self.target.device,
             "format": self.scheme.format if self.scheme else None,
             "group_size": self.scheme.group_size if self.scheme else None,
             "linears": len(self.modules.nvfp4),
@@ -71,47 +71,23 @@ def verify(
     directory: Path,
     depth: Depth = "full",
     *,
+    target: Target = V100S,
     manifest: Literal["check", "write"] = "check",
     on_progress: OnProgress = ignore_progress,
 ) -> Report:
     """Verifies the model in `directory`, whatever state it is in: what is wrong is in the report.
 
-    `manifest` "check" compares SHA256SUMS, where it is there and the depth is full; "write" writes it anew, unless
-    something is wrong with the model. Raises QuantError when `directory` is none, and ValueError for "write" without
-    "full".
+    `target`: where it is to be served. `manifest` "check" compares SHA256SUMS, where it is there and the depth is full;
+    "write" writes it anew, unless something is wrong with the model. Raises QuantError when `directory` is none, and
+    ValueError for "write" without "full".
     """
-    if not directory.is_dir():
-        raise QuantError(
-            f"{directory}: expected a directory, got {'a file' if directory.exists() else 'nothing'}", _DIRECTORY
-        )
     if manifest == "write" and depth != "full":
         raise ValueError("manifest: expected depth 'full' to write it, got 'headers'")
-    headers, findings = read_shards(directory)
-    tensors = tensors_of(headers)
-    config: Mapping[str, object] = {}
-    scheme = None
-    known = False
-    try:
-        config = read_object(directory / CONFIG, _DIRECTORY)
-        scheme = detect_config(directory, config)
-        known = True
-    except QuantError as caught:
-        findings.append(from_exception("format" if config else "config", caught))
-    modules, misfits = sort_modules(tensors)
-    findings += misfits
+    seen = examine(directory, target)
+    modules, tensors, headers = seen.modules, seen.tensors, seen.headers
+    findings = list(seen.findings)
     globals_ = _read_globals(directory, modules, tensors)
-    if known:
-        findings += compare_with_scheme(scheme, modules, tensors)
-    findings += compare_with_config(config, modules, tensors)
-    findings += compare_experts(config, modules)
-    findings += compare_siblings(modules, globals_)
-    findings += check_tokenizer(directory)
-    shapes = {module: (rows, columns) for module, (rows, columns, *_) in modules.nvfp4.items()}
-    found = obstacles(shapes, scheme.group_size if scheme else 1, config)
-    findings += [
-        error("tensor-parallel", "", one.layer, "a size that one GPU can load", str(one), "Choose another model")
-        for one in found[1]
-    ]
+    findings += compare_globals(modules, globals_)
     hashed = 0
     if depth == "full":
         shards = {name: tensor.shard for name, tensor in tensors.items()}
@@ -131,7 +107,7 @@ def verify(
             write_manifest(directory, scan.digests)
     else:
         findings += _suspicious_globals(modules, globals_, tensors)
-    return Report(directory, depth, scheme, modules, tensors, tuple(findings), found, hashed)
+    return Report(directory, depth, target, seen.scheme, modules, tensors, tuple(findings), seen.obstacles, hashed)
 
 
 def _read_globals(directory: Path, modules: Modules, tensors: Mapping[str, Tensor]) -> dict[str, float]:

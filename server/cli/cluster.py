@@ -31,7 +31,7 @@ def deploy(
 
     if update_only and gateway_only:
         raise typer.BadParameter("--no-gateway and --gateway-only exclude each other")
-    with user_errors():
+    with user_errors(ctx.args):
         code = run(config, ctx.args, Wanted(update=not gateway_only, gateway=not update_only))
     raise typer.Exit(code)
 

@@ -3,7 +3,7 @@
 import difflib
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,7 +27,7 @@ def group(about: str = "") -> typer.Typer:
 # Every setting has its place in the help of serve here; a test finds one that is left out.
 SETTINGS = {
     "Model and machine": ("model", "engines", "served-model-name", "preset", "memory-plan", "volta"),
-    "Where it listens": ("host", "port", "cors-origins", "keys-file"),
+    "Where it listens": ("host", "port", "cors-origins", "forwarded-allow-ips", "keys-file", "usage-file"),
     "Limits of clients": (
         *("requests-per-minute", "max-concurrent", "max-in-flight", "queue-size", "queue-timeout"),
         *("max-body-bytes", "body-timeout", "max-prompt-chars", "max-sequences"),
@@ -43,6 +43,7 @@ class ConfiguredCommand(TyperCommand):
     """A command whose flags are those of `server.config`, which parses them; its help lists them from there."""
 
     engine_flags = True  # whether it takes those of engines, too
+    logs = False  # whether --log-format is about its own output
 
     def invoke(self, ctx: click.Context) -> Any:
         """Runs the command. Of a flag that nobody knows, the command's own options are nearer than serve's."""
@@ -54,7 +55,7 @@ class ConfiguredCommand(TyperCommand):
             name = token.partition("=")[0]
             near = difflib.get_close_matches(name, own, n=1, cutoff=0.75)
             if name.startswith("--") and near and name[2:] not in all_flags():
-                with user_errors():
+                with user_errors(ctx.args if self.logs else None):
                     raise ConfigError(f"unknown flag {name!r}; did you mean {near[0]}?")
         return super().invoke(ctx)
 
@@ -71,8 +72,9 @@ class ConfiguredCommand(TyperCommand):
                 if not self.engine_flags and name in OF_A_FILE:
                     continue
                 field = fields[name]
-                default = f" [{field.default}]" if not field.is_required() and field.default not in ("", ()) else ""
-                rows.append((f"--{name}".ljust(width), f"{field.description}{default}"))
+                default = " ".join(field.default) if isinstance(field.default, tuple) else field.default
+                shown = f" [{default}]" if not field.is_required() and default != "" else ""
+                rows.append((f"--{name}".ljust(width), f"{field.description}{shown}"))
             with formatter.section(title):
                 formatter.write_dl(rows)
         if not self.engine_flags:
@@ -84,7 +86,13 @@ class ConfiguredCommand(TyperCommand):
         )
 
 
-class GatewayCommand(ConfiguredCommand):
+class ServeCommand(ConfiguredCommand):
+    """One that serves."""
+
+    logs = True
+
+
+class GatewayCommand(ServeCommand):
     """One whose engines are configured in a file."""
 
     engine_flags = False
@@ -100,19 +108,28 @@ def print_json(value: dict[str, Any] | list[Any]) -> None:
 
 
 @contextmanager
-def user_errors() -> Iterator[None]:
-    """Shows what the user can act on as one message, without a traceback."""
+def user_errors(arguments: Sequence[str] | None = None) -> Iterator[None]:
+    """Shows what the user can act on as one message, without a traceback.
+
+    Args:
+        arguments: the command line of a command that logs. Where it asks for JSON, nothing else is written from here.
+    """
     from quant.errors import QuantError
+    from server import logs
     from server.errors import UserError
 
+    as_json = arguments is not None and logs.asked_form(arguments) == "json"
+    if as_json:
+        logs.no_plain_lines()
     try:
         yield
-    except UserError as error:
-        print(f"voltserve: {error}", file=sys.stderr)
-        raise typer.Exit(error.exit_code) from error
-    except QuantError as error:
-        print(f"voltserve: {error}", file=sys.stderr)
-        raise typer.Exit(1) from error
+    except (UserError, QuantError) as error:
+        code = error.exit_code if isinstance(error, UserError) else 1
+        if as_json:
+            logs.error(str(error), exit_code=code)
+        else:
+            print(f"voltserve: {error}", file=sys.stderr)
+        raise typer.Exit(code) from error
 
 
 @contextmanager

@@ -4,11 +4,14 @@ import sys
 from dataclasses import asdict
 from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from server.cli.common import AsJson, group, print_json, progress, user_errors
+
+if TYPE_CHECKING:
+    from quant.formats.others import Device
 
 app = group()
 model_app = group("Model directories.")
@@ -66,7 +69,10 @@ def quantize(
     group_size: Annotated[GroupSize, typer.Option(help="Elements that share a scale.")] = GroupSize.SIXTEEN,
     ignore: Annotated[
         list[str] | None,
-        typer.Option(help="Layer to keep as it is: a name, or re:PATTERN. Repeatable; replaces the default list."),
+        typer.Option(help="Layer to keep as it is, too: a name, or re:PATTERN. Repeatable; adds to the default list."),
+    ] = None,
+    ignore_only: Annotated[
+        list[str] | None, typer.Option(help="The same, in place of the default list. Repeatable.")
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only show what it takes: memory, disk, time. Reads no weight.")
@@ -96,7 +102,7 @@ def quantize(
             method=Method(method.value, compensate),
             calibration=calibration,
             group_size=int(group_size.value),
-            ignore=DEFAULT_IGNORE if ignore is None else tuple(ignore),
+            ignore=(*(DEFAULT_IGNORE if ignore_only is None else ignore_only), *(ignore or ())),
         )
         estimate = task.estimate
         print(estimate.as_text(destination), file=sys.stdout if dry_run else sys.stderr)
@@ -111,6 +117,17 @@ def quantize(
     )
 
 
+class Kind(str, Enum):
+    """What an engine runs on."""
+
+    V100 = "v100"
+    CPU = "cpu"
+    GPU = "gpu"
+
+
+_DEVICES: "dict[Kind, Device]" = {Kind.V100: "volta", Kind.CPU: "cpu", Kind.GPU: "gpu"}
+
+
 @app.command()
 def verify(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Model directory.")],
@@ -121,25 +138,39 @@ def verify(
     manifest: Annotated[
         bool, typer.Option("--write-manifest", help="Write SHA256SUMS anew, if nothing is wrong with the model.")
     ] = False,
+    device: Annotated[
+        Kind | None, typer.Option(help="What it is to be served on. [default: what is found here]")
+    ] = None,
 ) -> None:
-    """Find what is wrong with a model directory: shards, headers, values, sha256, config, tensor-parallel sizes."""
+    """Find what is wrong with a model directory: shards, headers, values, sha256, config; whether it can be served.
+
+    The exit code is 0 where it can be served, and 2 where not, as of plan, explain and serve.
+    """
+    from quant.errors import QuantError
+    from quant.verify import Target
     from quant.verify import verify as find_out
+    from server.errors import ModelRefusedError, UserError
     from server.model_text import verification_text
+    from server.servable import device_here
 
     if headers and manifest:
         raise typer.BadParameter("--headers and --write-manifest exclude each other: digests need every byte")
     with user_errors(), progress() as on_progress:
-        report = find_out(
-            directory,
-            "headers" if headers else "full",
-            manifest="write" if manifest else "check",
-            on_progress=on_progress,
-        )
+        try:
+            report = find_out(
+                directory,
+                "headers" if headers else "full",
+                target=Target(_DEVICES[device] if device else device_here()),
+                manifest="write" if manifest else "check",
+                on_progress=on_progress,
+            )
+        except QuantError as error:  # it is no directory
+            raise UserError(str(error)) from error
     if as_json:
         print_json(report.as_dict())
     else:
         print(verification_text(report))
-    raise typer.Exit(0 if report.ok else 1)
+    raise typer.Exit(0 if report.ok else ModelRefusedError.exit_code)
 
 
 @app.command()

@@ -6,18 +6,18 @@ from typing import Annotated, Any
 
 import typer
 
-from server.cli.common import FREE, AsJson, ConfiguredCommand, group, print_json, user_errors
+from server.cli.common import FREE, AsJson, ConfiguredCommand, ServeCommand, group, print_json, user_errors
 
 app = group()
 
 
-@app.command(cls=ConfiguredCommand, context_settings=FREE, options_metavar="--model DIR [FLAGS]")
+@app.command(cls=ServeCommand, context_settings=FREE, options_metavar="--model DIR [FLAGS]")
 def serve(ctx: typer.Context) -> None:
     """Serve a model: start the engine, watch it, and answer clients."""
     from server.engines import load_configs
     from server.serve import serve as run
 
-    with user_errors():
+    with user_errors(ctx.args):
         code = run(load_configs(ctx.args))
     raise typer.Exit(code)
 
@@ -35,7 +35,7 @@ def explain(ctx: typer.Context, as_json: AsJson = False) -> None:
         print_json(explained if len(explained) > 1 else explained[0])
     else:
         print("\n\n".join(as_text(one) for one in explained))
-    raise typer.Exit(2 if any(one["problem"] for one in explained) else 0)
+    raise typer.Exit(max(one["exit_code"] for one in explained))
 
 
 class PlannedFormat(str, Enum):
@@ -60,11 +60,15 @@ def plan(
     ] = None,
 ) -> None:
     """Show the memory that a model needs with serve's flags, whether it fits, and how to split it over GPUs."""
+    from server import servable
     from server.config import load_config
     from server.plan import plan_for
 
     with user_errors():
-        planned = plan_for(load_config(_model_first(ctx.args)), quantized=as_format is not None)
+        config = load_config(_model_first(ctx.args))
+        if as_format is None:
+            servable.check(config)
+        planned = plan_for(config, quantized=as_format is not None)
         if against is not None:
             raise typer.Exit(_compare(planned.as_dict(), against, as_json=as_json))
     if as_json:

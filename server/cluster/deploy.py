@@ -94,6 +94,7 @@ async def _serve(file: ClusterFile, settings: Settings, sock: socket.socket, mod
         await members.close()
         http.should_exit = True
         await asyncio.wait({serving})
+        await gateway.close()
     for task in (serving, watching, updating):
         if not task.cancelled():
             task.result()

@@ -90,4 +90,5 @@ def gpu_messages(readings: list[Reading]) -> list[dict[str, Any]]:
 
 def gpus_from(messages: list[dict[str, Any]], replica: str) -> list[Reading]:
     """The GPUs in a message, told apart by their replica's name."""
-    return [Reading(**{**message, "index": f"{replica}/{message['index']}"}) for message in messages]
+    own = ({"index": f"{replica}/{message['index']}", "throttle": tuple(message["throttle"])} for message in messages)
+    return [Reading(**{**message, **changed}) for message, changed in zip(messages, own, strict=True)]

@@ -111,6 +111,8 @@ class Replica:
             self._enter(status_from(message["status"]))
             if self.status.state is State.DRAINING:
                 self._exchange.retire()  # what is left are requests, for whose end the replica waits
+            elif self.status.state is State.FAILED:
+                self._exchange.break_off_soon("it was given up")  # one that hangs would keep them until it is killed
 
     def _lost(self, why: str) -> None:
         self._exchange.break_off(f"{self.address.host}: {why}")

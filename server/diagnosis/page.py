@@ -21,15 +21,20 @@ An engine that has worked is always started again.
 
 Compose's `restart: unless-stopped` starts the container again whatever the exit code, with up to a minute between two
 starts. `docker compose ps` then shows `Restarting (65)`, the container's log the diagnosis; `docker compose stop` ends
-it. In a systemd unit, `RestartPreventExitStatus=65 78` keeps such a failure from being repeated.
+it. In a systemd unit, `RestartPreventExitStatus=2 65 78` keeps such a failure from being repeated.
 
 Once an engine serves, its log may repeat what clients wrote. So `/health` and the diagnosis of a later failure rest on
 how its processes ended and on what they tell of themselves apart from the log. An exception's message stays in the log.
+
+What is known to fail before anything starts ends `serve`, `explain`, `plan` and `verify` alike with one message and one
+exit code. The code is 65 for a model directory that is damaged or cannot be served on these devices. It is 2 for a
+flag, the cards, or the memory. Another start ends the same way until what the message names is changed.
 
 This page is made from `configs/errors.yaml` by `python -m server.diagnosis.page`; change that file, not this one.
 
 | exit code | kind |
 |---|---|
+| 2 | refused before the start: settings, cards, memory |
 """
 
 

@@ -1,6 +1,7 @@
 """`voltserve doctor`: what on this machine will stop or slow an engine, before one is started. Works without a GPU.
 
-Reading and judging are apart: `nvml`, `host`, `disk` and `trial` read, `gpus` and `checks` judge what was read.
+Reading and judging are apart: `nvml`, `pci`, `host`, `disk` and `trial` read, `gpus`, `board` and `checks` judge what
+was read.
 """
 
 from collections.abc import Sequence
@@ -8,11 +9,13 @@ from pathlib import Path
 
 from server.config import engine_is_cpu_build
 from server.doctor import nvml
+from server.doctor.board import check_board
 from server.doctor.checks import check_all_reduce, check_disk, check_engine, check_host, check_p2p
 from server.doctor.disk import read_disk
 from server.doctor.findings import Finding
 from server.doctor.gpus import check_gpus
 from server.doctor.host import read_host
+from server.doctor.pci import read_cards, read_kernel_log
 from server.doctor.trial import ALL_REDUCE, P2P, run_trial
 
 __all__ = ["Finding", "as_text", "examine"]
@@ -32,12 +35,17 @@ def examine(model: Path | None, host: str, port: int, start_timeout: float, *, q
     """
     reading = nvml.read()
     disk = None if model is None else read_disk(model)
-    findings = [*check_gpus(reading), *check_engine(reading.gpus, cpu_engine=engine_is_cpu_build())]
+    machine = read_host(host, port)
+    findings = [
+        *check_gpus(reading),
+        *check_engine(reading.gpus, cpu_engine=engine_is_cpu_build()),
+        *check_board(reading, read_cards(), read_kernel_log(), machine),
+    ]
     if reading.gpus and not quick:
         findings += check_p2p(run_trial(P2P), reading.gpus)
         if len(reading.gpus) > 1:
             findings += check_all_reduce(run_trial(ALL_REDUCE))
-    findings += check_host(read_host(host, port), len(reading.gpus), 0 if disk is None else disk.model_bytes)
+    findings += check_host(machine, len(reading.gpus), 0 if disk is None else disk.model_bytes)
     if disk is not None:
         findings += check_disk(disk, start_timeout)
     elif model is not None:

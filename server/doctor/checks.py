@@ -34,6 +34,7 @@ def check_host(host: Host, gpus: int, model_bytes: int) -> Iterator[Finding]:
     """Limits of the machine for an engine on `gpus` GPUs; `model_bytes` is 0 where no model is named."""
     yield _shared_memory(host, gpus)
     yield _open_files(host)
+    yield _locked_memory(host, gpus)
     yield _memory(host, model_bytes)
     if host.port_problem:
         remedy = "Stop what uses it, or choose another with --port"
@@ -64,6 +65,15 @@ def _open_files(host: Host) -> Finding:
         return Finding("ok", "ulimit", "open files", f"{OPEN_FILES}", got)
     remedy = "Raise it (ulimit -Hn 65536, or --ulimit nofile=65536 for a container): each stream needs two"
     return Finding("warning", "ulimit", "open files", f"{OPEN_FILES}", got, remedy)
+
+
+def _locked_memory(host: Host, gpus: int) -> Finding:
+    limit = host.locked_memory
+    got = "unlimited" if limit < 0 else f"{limit / 2**20:.0f} MiB"
+    if limit < 0 or limit >= GIB or gpus < 2:
+        return Finding("ok", "ulimit", "locked memory", "unlimited", got)
+    remedy = "Raise it (memlock in /etc/security/limits.conf, or --ulimit memlock=-1 for a container): NCCL pins memory"
+    return Finding("warning", "ulimit", "locked memory", "unlimited for several GPUs", got, remedy)
 
 
 def _memory(host: Host, model_bytes: int) -> Finding:

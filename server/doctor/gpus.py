@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from server.doctor.findings import Finding
+from server.doctor.findings import Finding, Level
 from server.doctor.nvml import Gpu, Pair, Reading
 
 CAPABILITY = "7.0"
@@ -10,6 +10,7 @@ HOT = 85  # °C, where a V100 starts to slow down
 WARM = 80
 # CUDA 12.8's minor-version compatibility starts at driver 525.60; R580 is the last branch that drives Volta.
 OLDEST_BRANCH, NEWEST_BRANCH = 525, 580
+THERMAL = {"software thermal slowdown", "hardware thermal slowdown"}
 BUSY = 512 * 2**20  # bytes in use before anything of ours runs
 
 
@@ -32,7 +33,7 @@ def check_gpus(reading: Reading) -> Iterator[Finding]:
         yield Finding("error", "gpus", "GPUs", "at least one", "none", remedy)
     yield from _capabilities(reading.gpus)
     for gpu in reading.gpus:
-        for check in (_temperature, _throttling, _ecc, _retired, _pcie, _in_use):
+        for check in (_temperature, _throttling, _power, _persistence, _ecc, _retired, _in_use):
             finding = check(gpu)
             if finding is not None:
                 yield finding
@@ -55,10 +56,8 @@ def _capabilities(gpus: tuple[Gpu, ...]) -> Iterator[Finding]:
     kinds = {(gpu.capability, round(gpu.memory_total / 2**30)) for gpu in gpus}
     if len(kinds) > 1:
         got = ", ".join(f"GPU {gpu.index}: {gpu.name} ({gpu.capability})" for gpu in gpus)
-        remedy = (
-            "Hide the others with CUDA_VISIBLE_DEVICES: engines look at the first GPU only and choose wrong kernels"
-        )
-        yield Finding("error", "capability", "GPUs", "GPUs of one kind", got, remedy)
+        remedy = "serve takes the best set of V100s of one size; CUDA_VISIBLE_DEVICES chooses others"
+        yield Finding("warning", "capability", "GPUs", "GPUs of one kind", got, remedy)
     for gpu in gpus:
         got = f"{gpu.capability} ({gpu.name}, {gpu.memory_total / 2**30:.1f} GiB)"
         what, expected = f"GPU {gpu.index}", f"capability {CAPABILITY}"
@@ -72,21 +71,38 @@ def _capabilities(gpus: tuple[Gpu, ...]) -> Iterator[Finding]:
 def _temperature(gpu: Gpu) -> Finding | None:
     if gpu.temperature is None:
         return None
-    expected = f"below {HOT} °C"
+    hot = HOT if gpu.slowdown is None else min(HOT, gpu.slowdown - 2)
+    expected = f"below {hot} °C"
     got = f"{gpu.temperature} °C"
-    if gpu.temperature >= HOT:
-        remedy = "Improve the air flow: a passive V100 needs a fan of its own; `nvidia-smi -pl 200` lowers the power"
-        return Finding("warning", "temperature", f"GPU {gpu.index}", expected, f"{got}, where it slows down", remedy)
-    return Finding("info" if gpu.temperature >= WARM else "ok", "temperature", f"GPU {gpu.index}", expected, got)
+    if gpu.slowdown is not None:
+        got += f", and it slows itself down at {gpu.slowdown}"
+    if gpu.temperature >= hot:
+        return Finding("warning", "temperature", f"GPU {gpu.index}", expected, got, _cooling(gpu))
+    near = gpu.temperature >= hot - (HOT - WARM)
+    return Finding(
+        "info" if near else "ok", "temperature", f"GPU {gpu.index}", expected, got, _cooling(gpu) if near else ""
+    )
+
+
+def _cooling(gpu: Gpu) -> str:
+    lower = "`nvidia-smi -pl 200` lowers power and heat"
+    if gpu.fans == 0:
+        return f"The card is passive: a fan must blow through it, with a duct, at full speed under load. {lower}"
+    return f"Improve the air flow; a passive V100 needs a fan of its own. {lower}"
 
 
 def _throttling(gpu: Gpu) -> Finding | None:
     if not gpu.throttle:
         return None
-    serious = set(gpu.throttle) - {"power cap"}
-    remedy = "Check cooling and power supply" if serious else "It runs at its power limit: normal under load"
+    reasons = set(gpu.throttle)
+    remedy = "It runs at its power limit: normal under load"
+    if reasons & THERMAL:
+        remedy = _cooling(gpu)
+    elif reasons - {"power cap"}:
+        remedy = "Check the power supply and its cables to the card, then cooling"
     got = ", ".join(gpu.throttle)
-    return Finding("warning" if serious else "info", "throttling", f"GPU {gpu.index}", "full clocks", got, remedy)
+    level: Level = "warning" if reasons - {"power cap"} else "info"
+    return Finding(level, "throttling", f"GPU {gpu.index}", "full clocks", got, remedy)
 
 
 def _ecc(gpu: Gpu) -> Finding | None:
@@ -114,17 +130,30 @@ def _retired(gpu: Gpu) -> Finding | None:
     return Finding("error" if pending else "warning", "ecc", f"GPU {gpu.index} pages", "none retired", got, remedy)
 
 
-def _pcie(gpu: Gpu) -> Finding | None:
-    """Only the width: an idle card lowers the generation to save power."""
-    if gpu.pcie_width is None:
+def _power(gpu: Gpu) -> Finding | None:
+    if gpu.power is None:
         return None
-    width, most = gpu.pcie_width
-    generation = f", generation {gpu.pcie_generation[1]}" if gpu.pcie_generation else ""
-    expected, got = f"x{most}", f"x{width}{generation}"
-    if width < most:
-        remedy = "Seat the card anew or use another slot or riser; loading and all-reduce slow down with the width"
-        return Finding("warning", "pcie", f"GPU {gpu.index} link", expected, got, remedy)
-    return Finding("ok", "pcie", f"GPU {gpu.index} link", expected, got)
+    limit, default = gpu.power
+    what, expected, got = f"GPU {gpu.index} power limit", f"{default:.0f} W, the default", f"{limit:.0f} W"
+    if limit >= default:
+        return Finding("ok", "power", what, expected, got)
+    remedy = (
+        f"`sudo nvidia-smi -i {gpu.index} -pl {default:.0f}` lifts it, unless it is meant; prompts are slower with it"
+    )
+    return Finding("info", "power", what, expected, got, remedy)
+
+
+def _persistence(gpu: Gpu) -> Finding | None:
+    if gpu.persistence is None:
+        return None
+    what = f"GPU {gpu.index} persistence mode"
+    if gpu.persistence:
+        return Finding("ok", "persistence", what, "on", "on")
+    remedy = (
+        f"`sudo nvidia-smi -i {gpu.index} -pm 1`, or enable nvidia-persistenced: the driver forgets power limit and "
+        "error counters whenever no process holds the card, and starts take longer"
+    )
+    return Finding("warning", "persistence", what, "on", "off", remedy)
 
 
 def _in_use(gpu: Gpu) -> Finding | None:

@@ -12,6 +12,7 @@ from pathlib import Path
 @dataclass(frozen=True)
 class Host:
     """Sizes in bytes. `shared_memory` is None without /dev/shm; `port_problem` is empty where the port can be had.
+    `locked_memory` is negative where it has no limit; `affinity` has the cores that this process may use.
 
     `device_nodes`: /dev/nvidia0, … that this process may open: a container has them only if it was started with GPUs.
     """
@@ -20,6 +21,8 @@ class Host:
     memory_available: int
     shared_memory: int | None
     open_files: tuple[int, int]
+    locked_memory: int
+    affinity: frozenset[int]
     container: bool
     docker: bool
     container_toolkit: bool
@@ -42,6 +45,8 @@ def read_host(
         memory_available=available_memory((root / "proc/meminfo").read_text(encoding="ascii")),
         shared_memory=shutil.disk_usage(shm).total if shm.is_dir() else None,
         open_files=resource.getrlimit(resource.RLIMIT_NOFILE),
+        locked_memory=resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
+        affinity=frozenset(os.sched_getaffinity(0)),
         container=(root / ".dockerenv").exists() or (root / "run/.containerenv").exists(),
         docker=which("docker") is not None,
         container_toolkit=which("nvidia-ctk") is not None or which("nvidia-container-cli") is not None,

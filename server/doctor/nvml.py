@@ -28,7 +28,9 @@ class Gpu:
 
     `ecc_errors`: uncorrected since the driver was loaded, and ever; `retired`: pages retired for two-bit errors, and
     whether some wait for a reboot. `pcie_*`: now, and at most. `peers`: the PCI addresses at the other ends of its
-    NVLinks that are up, one a link. `processes`: (pid, bytes) of what computes on it.
+    NVLinks that are up, one a link. `processes`: (pid, bytes) of what computes on it. `slowdown`: °C at which the card
+    slows itself down. `fans`: 0 on a passive card. `power`: its limit now and by default, in watts. `bar1`: how much of
+    its memory others can reach. `busy`: whether it computed in the last moment.
     """
 
     index: int
@@ -47,6 +49,12 @@ class Gpu:
     pcie_generation: tuple[int, int] | None
     peers: tuple[str, ...]
     processes: tuple[tuple[int, int], ...]
+    slowdown: int | None = None
+    fans: int | None = None
+    persistence: bool | None = None
+    power: tuple[float, float] | None = None
+    bar1: int | None = None
+    busy: bool = False
 
 
 @dataclass(frozen=True)
@@ -127,7 +135,32 @@ def _gpu(nvml: Any, index: int, handle: Any) -> Gpu:
             (int(process.pid), int(process.usedGpuMemory or 0))
             for process in ask(nvml.nvmlDeviceGetComputeRunningProcesses, handle) or ()
         ),
+        slowdown=ask(nvml.nvmlDeviceGetTemperatureThreshold, handle, 1),  # 1: NVML_TEMPERATURE_THRESHOLD_SLOWDOWN
+        fans=ask(nvml.nvmlDeviceGetNumFans, handle),
+        persistence=_true(ask(nvml.nvmlDeviceGetPersistenceMode, handle)),
+        power=_watts(nvml, handle),
+        bar1=_size(ask(nvml.nvmlDeviceGetBAR1MemoryInfo, handle)),
+        busy=_is_busy(ask(nvml.nvmlDeviceGetUtilizationRates, handle)),
     )
+
+
+def _true(answer: int | None) -> bool | None:
+    return None if answer is None else bool(answer)
+
+
+def _size(bar1: Any) -> int | None:
+    return None if bar1 is None else int(bar1.bar1Total)
+
+
+def _is_busy(rates: Any) -> bool:
+    return rates is not None and int(rates.gpu) > 0
+
+
+def _watts(nvml: Any, handle: Any) -> tuple[float, float] | None:
+    limits = _both(
+        nvml.nvmlDeviceGetPowerManagementLimit, (handle,), (handle,), nvml.nvmlDeviceGetPowerManagementDefaultLimit
+    )
+    return limits and (limits[0] / 1000, limits[1] / 1000)
 
 
 def _pair(nvml: Any, first: tuple[Gpu, Any], second: tuple[Gpu, Any]) -> Pair:

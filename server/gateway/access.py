@@ -1,10 +1,10 @@
 """Around every request: an id, one line in the log (never a prompt), and the request metrics."""
 
 import functools
-import os
 import re
 import time
 import uuid
+from collections.abc import Sequence
 
 import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -21,15 +21,15 @@ _QUIET = frozenset({"/health", "/health/live", "/health/ready", "/metrics"})
 class AccessMiddleware:
     """Pure ASGI, so that it neither buffers a stream nor hides a client's going away.
 
-    Puts `request_id` into `scope["state"]`. Reads there `key`, the name of the API key, and `outcome`, the status that
-    the log and the metrics show where it is not the one sent (a stream that broke off, a client that left). Behind a
-    reverse proxy on an address in `FORWARDED_ALLOW_IPS` (default 127.0.0.1), the client is whom X-Forwarded-For names.
+    Puts `request_id` into `scope["state"]`. Reads there `key`, the name of the API key, `model` and the tokens, where
+    they are known, and `outcome`, the status that the log and the metrics show where it is not the one sent (a stream
+    that broke off, a client that left). Behind a reverse proxy on an address among `trusted`, the client is whom
+    X-Forwarded-For names.
     """
 
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, metrics: Metrics, trusted: Sequence[str]) -> None:
         self._app = app
-        trusted = os.environ.get("FORWARDED_ALLOW_IPS", "127.0.0.1")
-        self._forwarded: ASGIApp = ProxyHeadersMiddleware(app, trusted)  # type: ignore[arg-type, assignment]
+        self._forwarded: ASGIApp = ProxyHeadersMiddleware(app, list(trusted))  # type: ignore[arg-type, assignment]
         self._log = structlog.get_logger("voltserve.access").bind()
         # prometheus_client takes longer to find a series than to count in it.
         self._requests = functools.cache(metrics.requests.labels)
@@ -85,10 +85,13 @@ class AccessMiddleware:
             request_id=scope["state"]["request_id"],
             client=(scope["client"] or ("?",))[0],
             key=scope["state"].get("key"),
+            model=scope["state"].get("model"),
             method=method,
             path=scope["path"],
             status=status,
             bytes=size,
             seconds=round(elapsed, 4),
             first_byte=None if first_byte is None else round(first_byte, 4),
+            prompt_tokens=scope["state"].get("prompt_tokens"),
+            completion_tokens=scope["state"].get("completion_tokens"),
         )

@@ -20,6 +20,7 @@ from server.gateway.access import AccessMiddleware
 from server.gateway.errors import APIError
 from server.gateway.gpus import GpuFigures, GpuMeter, Reading
 from server.gateway.guard import Guard
+from server.gateway.ledger import UsageFigures
 from server.gateway.metrics import Metrics
 from server.gateway.openapi import document
 from server.gateway.page import status_page
@@ -50,6 +51,8 @@ class Gateway:
         self._config = config
         self._pool = pool
         self._guard = Guard(config)
+        if self._guard.ledger is not None:
+            self.metrics.registry.register(UsageFigures(self._guard.ledger, lambda: self._guard.names))
         self._documented: tuple[list[str], Response] = [], Response()
         # The document is made of the table of routes: FastAPI knows only of those that it answers itself.
         app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
@@ -72,7 +75,8 @@ class Gateway:
         app.add_exception_handler(APIError, _api_error)
         app.add_exception_handler(Exception, _bug)
         self.routes = tuple(app.routes)
-        self.app: ASGIApp = AccessMiddleware(_with_cors(_Straight(straight, app), config.cors_origins), self.metrics)
+        answering = _with_cors(_Straight(straight, app), config.cors_origins)
+        self.app: ASGIApp = AccessMiddleware(answering, self.metrics, config.forwarded_allow_ips)
 
     async def _described(self, _: Request) -> Response:
         """`GET /openapi.json`, made anew only when other models are served."""
@@ -97,13 +101,18 @@ class Gateway:
 
     async def _listed(self, request: Request) -> list[dict[str, Any]]:
         """The models that can be used now, each once."""
-        self._guard.client(request.scope)
+        client = self._guard.client(request.scope)
         ready = [upstream for upstream in self._pool.upstreams if upstream.ready]
         if not ready:
             raise not_ready(self._pool.upstreams[0].status())
         listings = await asyncio.gather(*(_listing(upstream) for upstream in ready))
         models = {model["id"]: model for listing in reversed(listings) for model in listing}
-        return list(models.values())
+        return [model for name, model in models.items() if client.may_ask_for(name)]
+
+    async def close(self) -> None:
+        """Keeps what was counted. To be called when no request is left."""
+        if self._guard.ledger is not None:
+            await self._guard.ledger.close()
 
 
 class _Straight:

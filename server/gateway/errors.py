@@ -9,15 +9,19 @@ from starlette.responses import JSONResponse
 _TYPES: Mapping[int, str] = {
     400: "invalid_request_error",
     401: "authentication_error",
+    403: "permission_error",
     404: "not_found_error",
     405: "invalid_request_error",
     408: "invalid_request_error",
     413: "invalid_request_error",
+    415: "invalid_request_error",
     429: "rate_limit_error",
     431: "invalid_request_error",
     502: "server_error",
     503: "service_unavailable_error",
 }
+
+KINDS = frozenset({*_TYPES.values(), "server_error"})  # as in the OpenAPI document's schema Error
 
 
 class APIError(Exception):

@@ -1,8 +1,12 @@
 """HTTP requests to an engine over its socket, as lean as can be: every token of every stream passes here.
 
 A general client costs several times as much a request and a chunk (docs/log.md has the figures). No two requests share
-a connection at a time, so that closing it cancels exactly one. A connection is used again only after a whole response,
-and the engine is told never to close an idle one (server/render.py): none is closed just as a request is put on it.
+a connection at a time, so that closing it cancels exactly one. A connection is used again only after a whole response
+that is no error.
+
+The engine is told never to close an idle connection (server/render.py), yet its server closes one after a response if
+anything was raised meanwhile. A request put on it just then is asked once more, on a new connection, if the engine
+cannot have begun it: the kernel resets a connection whose owner closes it with bytes unread, and only then.
 """
 
 import asyncio
@@ -13,6 +17,7 @@ from typing import Any, Protocol
 
 import httptools
 
+LAST_WORDS = 0.1  # seconds in which what a failed engine wrote is still read
 CONNECT_LIMIT = 3.0  # seconds in which another machine must take a connection
 HIGH_WATER = 2**18  # bytes of a response that wait for a slow client before the engine is made to wait
 Headers = list[tuple[bytes, bytes]]
@@ -20,6 +25,10 @@ Headers = list[tuple[bytes, bytes]]
 
 class EngineGoneError(Exception):
     """The engine broke off a request, or cannot be reached."""
+
+
+class _UnreadError(EngineGoneError):
+    """The engine had closed the connection before it read all of the request."""
 
 
 class Answer(Protocol):
@@ -47,21 +56,39 @@ class EngineSocket:
         self._idle: list[_Connection] = []
         self._busy: set[_Connection] = set()
         self._retired = False
+        self._breaks = 0
 
     @contextlib.asynccontextmanager
     async def __call__(self, method: str, target: bytes, headers: Headers, body: bytes) -> AsyncIterator[Answer]:
         """One request."""
-        connection = self._idle.pop() if self._idle else await self._connect()
-        self._busy.add(connection)
+        connection = await self._asked(_head(method, target, headers, len(body)) + body)
         try:
-            await connection.ask(_head(method, target, headers, len(body)) + body)
             yield connection
         finally:
-            self._busy.remove(connection)
-            if self._retired:
-                connection.close()
-            else:
-                connection.rest_or_close()
+            self._end(connection)
+
+    async def _asked(self, request: bytes) -> "_Connection":
+        """A connection on which the request's response comes."""
+        if self._idle:
+            with contextlib.suppress(_UnreadError):
+                return await self._ask(self._idle.pop(), request)
+        return await self._ask(await self._connect(), request)
+
+    async def _ask(self, connection: "_Connection", request: bytes) -> "_Connection":
+        self._busy.add(connection)
+        try:
+            await connection.ask(request)
+        except BaseException:
+            self._end(connection)
+            raise
+        return connection
+
+    def _end(self, connection: "_Connection") -> None:
+        self._busy.remove(connection)
+        if self._retired:
+            connection.close()
+        else:
+            connection.rest_or_close()
 
     def retire(self) -> None:
         """From now on no connection rests, so that the engine's side sees which requests are left."""
@@ -75,15 +102,25 @@ class EngineSocket:
 
     def break_off(self, reason: str) -> None:
         """Ends every request under way with EngineGoneError, and closes all connections."""
+        self._breaks += 1
         for connection in tuple(self._busy):
             connection.give_up(reason)
         self.close()
 
+    def break_off_soon(self, reason: str) -> None:
+        """The same, once what the engine wrote before has been read."""
+        asyncio.get_running_loop().call_later(LAST_WORDS, self.break_off, reason)
+
     async def _connect(self) -> "_Connection":
+        breaks = self._breaks
         try:
-            return await self._open(lambda: _Connection(self._idle))
+            connection = await self._open(lambda: _Connection(self._idle))
         except OSError as error:
             raise EngineGoneError(f"it cannot be reached: {error.strerror or error}") from error
+        if breaks != self._breaks:
+            connection.close()
+            raise EngineGoneError("it was given up")
+        return connection
 
     async def _open(self, new: "Callable[[], _Connection]") -> "_Connection":
         """A connection that is ready for requests. Raises OSError."""
@@ -137,6 +174,7 @@ class _Connection(asyncio.Protocol):
         self._parts: list[bytes] = []
         self._waiting = 0
         self._paused = False
+        self._begun = False
         self._complete = False
         self._may_rest = False
         self._error: EngineGoneError | None = None
@@ -158,7 +196,7 @@ class _Connection(asyncio.Protocol):
         except BlockingIOError:
             pass
         except OSError as error:
-            self._fail(f"it cannot be written to: {error.strerror}")
+            self._fail(f"it cannot be written to: {error.strerror}", error)
         if sent < len(request):
             self._transport.write(memoryview(request)[sent:])
 
@@ -172,8 +210,10 @@ class _Connection(asyncio.Protocol):
         self.close()
 
     def rest_or_close(self) -> None:
-        """Ends the request: the connection rests if all of the response came and the engine keeps it open."""
-        if not self._may_rest or self._transport.is_closing():
+        """Ends the request: the connection rests if all of the response came and the engine keeps it open. After an
+        error vLLM's server often does not, and does not say so.
+        """
+        if not self._may_rest or self.status >= 400 or self._transport.is_closing():
             self.close()
             return
         if self._paused:
@@ -234,12 +274,13 @@ class _Connection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         """Called by the event loop."""
         self.close()
-        self._fail(str(error) if error else "it closed the connection before the end")
+        self._fail(str(error) if error else "it closed the connection before the end", error)
 
     def on_message_begin(self) -> None:
         """Called by the parser, which takes the error for one of its own."""
         if self._complete:
             raise EngineGoneError("it answers more than it was asked")
+        self._begun = True
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Called by the parser."""
@@ -262,7 +303,8 @@ class _Connection(asyncio.Protocol):
         self._may_rest = self._parser.should_keep_alive()
         self._tell()
 
-    def _fail(self, reason: str) -> None:
+    def _fail(self, reason: str, cause: Exception | None = None) -> None:
         if not self._complete and self._error is None:
-            self._error = EngineGoneError(reason)
+            unread = isinstance(cause, ConnectionError) and not self._begun
+            self._error = (_UnreadError if unread else EngineGoneError)(reason)
             self._tell()

@@ -1,7 +1,11 @@
 """Who may ask, and how large a request may be. Everything here is decided before the engine hears of the request."""
 
+import contextlib
 import json
 import math
+import re
+from collections.abc import Iterator
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -9,8 +13,15 @@ from starlette.types import Receive, Scope
 
 from server.config import Settings
 from server.gateway.errors import APIError
+from server.gateway.ledger import Ledger
 from server.gateway.limits import Client, ClientLimits
-from server.keys import KeyRing, KeysUnreadableError
+from server.gateway.meter import Meter
+from server.gateway.pool import Pool
+from server.keys import ApiKey, KeyRing, KeysUnreadableError
+from server.usage import Counts, UsageFile, usage_path
+
+NO_MODEL = "other"  # in place of a name that is not served: clients choose names, and each is a series
+ENDED_EARLY = (499, 502)  # outcomes of requests that the client, or the engine, left
 
 
 class Guard:
@@ -24,12 +35,92 @@ class Guard:
         self._config = config
         self._keys = KeyRing(Path(config.keys_file)) if config.keys_file else None
         self.limits = ClientLimits()
+        self.ledger = Ledger(UsageFile(usage_path(config.keys_file, config.usage_file))) if self._keys else None
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The keys there are."""
+        return frozenset() if self._keys is None else self._keys.names
+
+    @contextlib.contextmanager
+    def admitted(self, scope: Scope, *, generates: bool) -> Iterator[None]:
+        """One request, from its arrival to its end, when its tokens are booked.
+
+        Args:
+            scope: the request's; `state` gets its `client`, at the end its `prompt_tokens` and `completion_tokens`.
+            generates: whether the request makes the engine compute, so that its key's budget is asked.
+
+        Raises:
+            APIError: 401 as `client`, 429 where the client is over a limit or its key's budget.
+        """
+        client = self.client(scope)
+        state = scope["state"]
+        state["client"] = client
+        if generates and client.key is not None:
+            self._check_budget(client.key)
+        with self.limits.counted(client):
+            try:
+                yield
+            finally:
+                meter = state.get("meter")
+                if meter is not None:
+                    self._book(client.name, meter, state)
+
+    def begin(self, scope: Scope, request: dict[str, Any], body: bytes, pool: Pool) -> bytes:
+        """Lets an admitted request go to the engine. Returns the body to send.
+
+        Args:
+            scope: the request's; `state` gets its `model` and, where there are keys, its `meter`.
+            request: the parsed body.
+            body: the body.
+            pool: what is served.
+
+        Raises:
+            APIError: 403 where the key is not for the model.
+        """
+        state = scope["state"]
+        client: Client = state["client"]
+        asked = request.get("model")
+        named = pool.upstreams[0].models[0] if asked in (None, "") and not pool.several else asked
+        state["model"] = named if named in pool.models else NO_MODEL
+        if not client.may_ask_for(named):
+            allowed = ", ".join(client.key.models or ()) if client.key else ""
+            message = (
+                f"the API key {client.name!r} is not for the model {str(named)[:100]!r}; `model` may be: {allowed}. "
+                "Whoever runs this server can make a key for others (voltserve keys add --models)"
+            )
+            raise APIError(403, "model_not_allowed", message)
+        if self.ledger is None:
+            return body
+        meter = state["meter"] = Meter(scope["path"], request, state["model"])
+        return meter.asking(body)
+
+    def _check_budget(self, key: ApiKey) -> None:
+        if key.tokens_per_day is None or self.ledger is None:
+            return
+        used = self.ledger.today(key.name)
+        if used >= key.tokens_per_day:
+            seconds = self.ledger.seconds_to_midnight()
+            message = (
+                f"the API key {key.name!r} has used {used} of its {key.tokens_per_day} tokens a day; its next day "
+                f"begins at 00:00 UTC, in {seconds} s. Whoever runs this server can give it more"
+            )
+            raise APIError(429, "token_budget_exceeded", message, {"Retry-After": str(seconds)})
+
+    def _book(self, name: str, meter: Meter, state: dict[str, Any]) -> None:
+        counts = meter.counts()
+        if counts is not None:
+            state["prompt_tokens"], state["completion_tokens"] = counts.prompt, counts.completion
+        elif meter.began or state.get("outcome") in ENDED_EARLY:
+            counts = Counts(requests=1, uncounted=1)
+        if counts is not None and self.ledger is not None:
+            self.ledger.book(name, meter.model, counts)
 
     def client(self, scope: Scope) -> Client:
         """Who asks; the name of a key goes into the request's log line.
 
         Raises:
-            APIError: 401 without a valid key, where keys are needed.
+            APIError: 401 without a valid key, where keys are needed, and with one that has expired.
         """
         config = self._config
         if self._keys is None:
@@ -46,9 +137,12 @@ class Guard:
         if key is None:
             raise _unauthorized("the API key is not valid here")
         scope["state"]["key"] = key.name
+        if key.expires is not None and datetime.now(timezone.utc).date() > key.expires:
+            message = f"the API key {key.name!r} expired on {key.expires}; ask whoever runs this server for a new one"
+            raise APIError(401, "api_key_expired", message, {"WWW-Authenticate": "Bearer"})
         rate = config.requests_per_minute if key.requests_per_minute is None else key.requests_per_minute
         concurrent = config.max_concurrent if key.max_concurrent is None else key.max_concurrent
-        return Client(key.name, rate, concurrent)
+        return Client(key.name, rate, concurrent, key)
 
     async def body(self, scope: Scope, receive: Receive) -> bytes | None:
         """The whole request body within the size limit; None if the client went away before its end."""
@@ -65,6 +159,22 @@ class Guard:
         if size > self._config.max_prompt_chars:
             message = f"a prompt of {size} characters; at most {self._config.max_prompt_chars} (--max-prompt-chars)"
             raise APIError(400, "prompt_too_long", message)
+
+
+_JSON_TYPE = re.compile(rb"application/(?:[\w.-]+\+)?json\s*(?:;.*)?", re.IGNORECASE)
+
+
+def check_media(scope: Scope) -> None:
+    """Raises APIError 415 where a body is not said to be JSON, or is compressed."""
+    kind = header(scope, b"content-type").strip()
+    if kind != b"application/json" and not _JSON_TYPE.fullmatch(kind):
+        got = f"Content-Type is {kind[:100].decode('latin-1')!r}" if kind else "there is no Content-Type"
+        message = f"the request body must be JSON, and {got}: send the header `Content-Type: application/json`"
+        raise APIError(415, "unsupported_media_type", message, {"Accept": "application/json"})
+    coding = header(scope, b"content-encoding").strip().lower()
+    if coding not in {b"", b"identity"}:
+        message = f"Content-Encoding is {coding[:100].decode('latin-1')!r}: send the request body uncompressed"
+        raise APIError(415, "unsupported_media_type", message, {"Accept-Encoding": "identity"})
 
 
 def _unauthorized(message: str) -> APIError:

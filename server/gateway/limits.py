@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from math import ceil
 
 from server.gateway.errors import APIError
+from server.keys import ApiKey
 
 FORGET_ABOVE = 10_000  # clients remembered; beyond it those at rest are forgotten
 
@@ -20,6 +21,11 @@ class Client:
     name: str
     requests_per_minute: int
     max_concurrent: int
+    key: ApiKey | None = None
+
+    def may_ask_for(self, model: object) -> bool:
+        """Whether its key is for this model, too."""
+        return self.key is None or self.key.models is None or model in self.key.models
 
 
 @dataclass

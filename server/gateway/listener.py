@@ -2,23 +2,34 @@
 
 import asyncio
 import contextlib
+import enum
 import functools
 import itertools
 import json
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import httptools
 import structlog
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from server.gateway.app import Gateway
 from server.gateway.errors import APIError
 
 # Bytes of request target and header fields, with four a field for what separates them. API keys and ids need a few
-# hundred. Of a head that is not over yet twice as much is kept.
+# hundred. Of a head that is not over yet twice as much is kept, besides the read that it began in.
 MAX_HEAD = 32 * 2**10
 HEAD_TIMEOUT = 10.0  # seconds from a connection's, or a further request's, first byte to the end of the head
+LINGER = 2.0  # seconds for a client that still sends to read why it was refused (RFC 9112, 9.6)
+# What one connection may have waiting behind the request that is being answered, before it is read no further.
+MAX_WAITING_REQUESTS = 32
+MAX_WAITING_BYTES = 2**20
+
+# uri-host [":" port] (RFC 9110, 7.2; RFC 3986, 3.2.2), or nothing.
+_HOST = re.compile(rb"(?:\[[\w.:~!$&'()*+,;=%-]+\]|[A-Za-z0-9._~!$&'()*+,;=%-]*)(?::[0-9]*)?")
 
 log = structlog.get_logger("voltserve.access")
 
@@ -58,8 +69,23 @@ class _Server(uvicorn.Server):
         yield
 
 
-class _HeadTooLargeError(Exception):
-    """Raised in a callback of the parser, which stops at it."""
+class _Flow(FlowControl):
+    """uvicorn's, which a request's `receive` may not resume while `held`."""
+
+    held = False
+
+    def resume_reading(self) -> None:
+        """Called by uvicorn, and at each `receive`."""
+        if not self.held:
+            super().resume_reading()
+
+
+class _Phase(enum.Enum):
+    """Where in a request the next byte belongs."""
+
+    BETWEEN = enum.auto()
+    HEAD = enum.auto()
+    BODY = enum.auto()
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -67,72 +93,161 @@ class BoundedProtocol(HttpToolsProtocol):
     408, or, before its first byte, by closing.
 
     Each phase of a request has a time by which it must be over. A request that comes whole, as nearly all do, costs no
-    timer beyond its connection's.
+    timer beyond its connection's. Requests are answered in the order they came, refused ones too.
     """
 
     def __init__(self, *args: Any, body_timeout: float, on_refusal: Callable[[str], None], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._body_timeout = body_timeout
         self._on_refusal = on_refusal
-        self._in_head = True
-        self._head_bytes = 0  # that have come of a head, while it is not over
+        self._phase = _Phase.BETWEEN
+        # Bytes of one head, line of a chunk's size, or trailer. Only reads that hold nothing else count: of others the
+        # parser does not say how they divide.
+        self._unfinished = 0
+        self._moved = False  # whether the present read began or ended any of those, or held some of a body
+        self._again = b""  # the head of a request to change the protocol, without that wish
         self._due: float | None = None  # when the present phase must be over; None: nothing is expected
         self._timer: asyncio.TimerHandle | None = None
+        self._running: RequestResponseCycle | None = None  # what is being answered; `cycle` is what came last
+        self._refusal: bytes | None = None  # the last response of this connection
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Called by the event loop."""
         super().connection_made(transport)
+        self.flow = _Flow(transport)
         self._due = self.loop.time() + HEAD_TIMEOUT
         self._timer = self.loop.call_at(self._due, self._look)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Called by the event loop."""
+        """Called by the event loop. uvicorn tells the request that came last; the one being answered must know, too."""
         self._disarm()
+        self.pipeline.clear()
+        if self._running is not None and not self._running.response_complete:
+            self._running.disconnected = True
+            self._running.message_event.set()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         """Called by the event loop."""
+        if self._refusal is not None:
+            return  # read only so that the client gets to read its answer
+        self._unset_keepalive_if_required()
         if self._due is None:
             self._due = self.loop.time() + HEAD_TIMEOUT
-        in_head = self._in_head
-        super().data_received(data)
-        if in_head and self._in_head:
-            self._head_bytes += len(data)
-            if self._head_bytes > 2 * MAX_HEAD:
-                self._refuse_head()
+        self._moved = False
+        try:
+            self._feed(data)
+        except httptools.HttpParserError as error:
+            found = error.__context__  # what a callback raised
+            self._refuse(found if isinstance(found, APIError) else _invalid("this is no HTTP/1.1 request"))
+            return
+        if not self._moved:
+            self._unfinished += len(data)
+            if self._unfinished > 2 * MAX_HEAD:
+                self._refuse(_head_too_large())
+                return
+        if self.pipeline:
+            self._hold()
         if self._due is not None and self._timer is None and not self.transport.is_closing():
             self._timer = self.loop.call_at(self._due, self._look)
 
-    def on_headers_complete(self) -> None:
+    def _feed(self, data: bytes) -> None:
+        """Parses, as if no request wished to change the protocol (RFC 9110, 7.8: a server may ignore that).
+
+        The parser stops after the head of one that does, and would take its body for the other protocol. So a new one
+        gets the head once more, without the wish.
+        """
+        while True:
+            try:
+                self.parser.feed_data(data)
+            except httptools.HttpParserUpgrade as stop:
+                self.parser = httptools.HttpRequestParser(self)
+                data = self._again + data[stop.args[0] :]
+                self._again = b""
+            else:
+                return
+
+    def on_message_begin(self) -> None:
         """Called by the parser."""
+        super().on_message_begin()
+        self._phase = _Phase.HEAD
+        self._moved = True
+        self._unfinished = 0
+        if self._due is None:
+            self._due = self.loop.time() + HEAD_TIMEOUT
+
+    def on_headers_complete(self) -> None:
+        """Called by the parser, which ends with what is raised here."""
         if self._head_size() > MAX_HEAD:
-            raise _HeadTooLargeError
-        self._in_head = False
+            raise _head_too_large()
+        self._moved = True
+        self._unfinished = 0
+        version = self.parser.get_http_version()
+        if self.parser.should_upgrade():
+            self._again = self._head_again(version)
+            return
+        _check_host(self.headers, version)
+        self._phase = _Phase.BODY
         self._disarm()
         self._due = self.loop.time() + self._body_timeout
         super().on_headers_complete()
+        if not self.parser.should_keep_alive():  # uvicorn does not see `close` among other words, or in capitals
+            self.cycle.keep_alive = False
+        self.headers = []  # trailers go here, where nobody reads them: they are no header fields
+
+    def on_body(self, body: bytes) -> None:
+        """Called by the parser."""
+        self._moved = True
+        self._unfinished = 0
+        super().on_body(body)
+
+    def on_chunk_header(self) -> None:
+        """Called by the parser."""
+        self._moved = True
+        self._unfinished = 0
 
     def on_message_complete(self) -> None:
         """Called by the parser."""
-        self._in_head = True
-        self._head_bytes = 0
+        self._moved = True
+        self._unfinished = 0
+        if self._again:
+            return
+        self._phase = _Phase.BETWEEN
         self._due = None
         super().on_message_complete()
 
-    def send_400_response(self, msg: str) -> None:
-        """Called by uvicorn where the parser has stopped."""
-        if self._in_head and self.headers is not None and self._head_size() > MAX_HEAD:
-            self._refuse_head()
-        else:
-            self._refuse(400, "invalid_http", "this is no HTTP/1.1 request")
+    def on_response_complete(self) -> None:
+        """Called by the request that was answered."""
+        self.flow.held = False  # type: ignore[attr-defined]  # ours, see connection_made
+        super().on_response_complete()
+        if self.pipeline:
+            self._hold()
+        if self._refusal is not None and not self.transport.is_closing():
+            self._refuse_in_turn()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def _hold(self) -> None:
+        """Reads no further while much waits: a connection's requests are answered one after another."""
+        waiting = sum(len(cycle.body) for cycle, _ in self.pipeline)
+        if len(self.pipeline) >= MAX_WAITING_REQUESTS or waiting > MAX_WAITING_BYTES:
+            self.flow.pause_reading()
+            self.flow.held = True  # type: ignore[attr-defined]
 
     def _head_size(self) -> int:
         if not self.headers:
             return len(self.url)
         return len(self.url) + 4 * len(self.headers) + sum(map(len, itertools.chain.from_iterable(self.headers)))
 
-    def _unsupported_upgrade_warning(self) -> None:
-        """Called by uvicorn for a request to change the protocol, which is answered like any other."""
+    def _head_again(self, version: str) -> bytes:
+        method = self.parser.get_method()
+        if method == b"CONNECT":
+            message = "CONNECT is not allowed: it is for proxies, and this server is none; ask it directly"
+            raise APIError(405, "method_not_allowed", message, {"Allow": ""})
+        fields = [b"%b: %b\r\n" % field for field in self.headers if field[0] != b"upgrade"]
+        return b"%b %b HTTP/%b\r\n%b\r\n" % (method, self.url, version.encode(), b"".join(fields))
 
     def _disarm(self) -> None:
         if self._timer is not None:
@@ -144,38 +259,69 @@ class BoundedProtocol(HttpToolsProtocol):
         self._timer = None
         if self._due is None or self.transport.is_closing():
             return
-        if self.flow.read_paused or (self._in_head and self._answering()):
+        in_body = self._phase is _Phase.BODY
+        answering = self.cycle is not None and not self.cycle.response_complete
+        if self.flow.read_paused or (answering and not in_body):
             self._due = self.loop.time() + HEAD_TIMEOUT
         if self.loop.time() < self._due:
             self._timer = self.loop.call_at(self._due, self._look)
-        elif not self._in_head and self._answering():
+        elif in_body and answering:
             message = f"the request body did not come within {self._body_timeout:g} s (--body-timeout)"
-            self._refuse(408, "request_timeout", message)
-        elif self._in_head and self._head_bytes:
+            self._refuse(APIError(408, "request_timeout", message))
+        elif self._phase is _Phase.HEAD:
             message = f"the request's header fields did not come within {HEAD_TIMEOUT:g} s"
-            self._refuse(408, "request_timeout", message)
+            self._refuse(APIError(408, "request_timeout", message))
         else:
             self.transport.close()
 
-    def _answering(self) -> bool:
-        """Whether a request that came here waits for its response, or for the rest of it."""
-        return self.cycle is not None and not self.cycle.response_complete
-
-    def _refuse_head(self) -> None:
-        message = f"the request's target and header fields exceed {MAX_HEAD} bytes"
-        self._refuse(431, "headers_too_large", message)
-
-    def _refuse(self, status: int, code: str, message: str) -> None:
-        """Answers, unless that would be taken for the answer to an earlier request, and closes the connection."""
+    def _refuse(self, error: APIError) -> None:
+        """Answers what comes now with an error, once what came before is answered, and closes the connection."""
         if self.transport.is_closing():
             return
-        log.info("request refused", client=(self.client or ("?",))[0], status=status, code=code)
-        self._on_refusal(code)
-        own = self._answering() and not self._in_head and not self.cycle.response_started
-        if own:
-            self.cycle.scope["state"]["outcome"] = status
-        if own or not self._answering():
-            body = json.dumps(APIError(status, code, message).body(), ensure_ascii=False).encode("utf-8")
-            head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
-            self.transport.write(STATUS_LINE[status] + head + body)
-        self.transport.close()
+        log.info("request refused", client=(self.client or ("?",))[0], status=error.status, code=error.code)
+        self._on_refusal(error.code)
+        self._disarm()
+        if self._phase is _Phase.BODY:
+            cycle = self.cycle
+            if cycle.response_started:  # a request has one response only
+                self.transport.close()
+                return
+            cycle.scope["state"]["outcome"] = error.status
+            cycle.disconnected = True
+            cycle.message_event.set()
+            if self.pipeline and self.pipeline[0][0] is cycle:
+                self.pipeline.popleft()
+        body = json.dumps(error.body(), ensure_ascii=False).encode("utf-8")
+        head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n" % len(body)
+        head += "".join(f"{name}: {value}\r\n" for name, value in error.headers.items()).encode("latin-1")
+        self._refusal = STATUS_LINE[error.status] + head + b"\r\n" + body
+        self._refuse_in_turn()
+
+    def _refuse_in_turn(self) -> None:
+        running = self._running
+        if running is not None and not running.response_complete and not running.disconnected:
+            return
+        self.transport.write(self._refusal or b"")
+        self.transport.write_eof()
+        self.flow.resume_reading()
+        self._timer = self.loop.call_later(LINGER, self.transport.close)
+
+
+def _invalid(what: str) -> APIError:
+    return APIError(400, "invalid_http", what)
+
+
+def _head_too_large() -> APIError:
+    return APIError(431, "headers_too_large", f"the request's target and header fields exceed {MAX_HEAD} bytes")
+
+
+def _check_host(headers: list[tuple[bytes, bytes]], version: str) -> None:
+    """Raises APIError 400 where a request does not say, once and soundly, whom it is for (RFC 9112, 3.2)."""
+    hosts = [value for name, value in headers if name == b"host"]
+    if len(hosts) > 1:
+        raise _invalid(f"expected one header field Host, got {len(hosts)}")
+    if not hosts:
+        if version != "1.0":
+            raise _invalid("the header field Host is missing, which HTTP/1.1 asks for")
+    elif not _HOST.fullmatch(hosts[0]):
+        raise _invalid("the header field Host is no host name or address, with or without a port")

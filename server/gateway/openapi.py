@@ -17,17 +17,20 @@ SCHEMAS = Path(__file__).parents[1] / "static" / "schemas.yaml"
 # What the gateway, or the engine through it, answers other than 200, and why.
 ERRORS = {
     400: "The body is no JSON object, or holds more text or sequences than one request may, or the engine refuses it",
-    401: "No valid API key",
+    401: "No valid API key, or one that has expired",
+    403: "The API key is not for this model",
     404: "No such model or response",
     408: "The request came too slowly",
     413: "The body is too large",
-    429: "Too many requests of this client, in a minute or at once",
+    415: "The body is not said to be JSON, or is compressed",
+    429: "Too many requests of this client, in a minute or at once, or its key has used its tokens of the day",
     431: "The target and header fields are too large",
     500: "The engine failed on this request",
     502: "The engine broke off this request",
     503: "No engine that serves the model is ready, or too many requests wait for it",
 }
 RETRY_AFTER = {"description": "Seconds until it is worth another try", "schema": {"type": "string"}}
+IGNORED = {"description": "Fields of the request that mean nothing to this server", "schema": {"type": "string"}}
 _WITH_RETRY_AFTER = frozenset({429, 503})
 
 
@@ -87,11 +90,13 @@ def _proxied(route: ProxiedRoute, config: Settings) -> dict[str, Any]:
     content = {"application/json": {"schema": _reference(route.response)}}
     if route.streams:
         content["text/event-stream"] = {"schema": _reference("Event")}
+    answer: dict[str, Any] = {"description": "The engine's answer", "content": content}
     operation = {
         **_operation(route.path, route.method, route.about),
-        "responses": {"200": {"description": "The engine's answer", "content": content}, **_errors(ERRORS, config)},
+        "responses": {"200": answer, **_errors(ERRORS, config)},
     }
     if route.has_body:
+        answer["headers"] = {"X-Voltserve-Ignored": IGNORED}
         body = {"required": True, "content": {"application/json": {"schema": _reference(route.request)}}}
         operation["requestBody"] = body
     return _locked(operation, config, needs_key=True)
@@ -132,7 +137,7 @@ def _errors(statuses: Any, config: Settings) -> dict[str, Any]:
     return {
         str(status): {"$ref": f"#/components/responses/{_name(status)}"}
         for status in statuses
-        if status != 401 or config.keys_file
+        if status not in {401, 403} or config.keys_file
     }
 
 

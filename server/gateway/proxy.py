@@ -7,6 +7,7 @@ of which no byte of an answer has come goes to that one instead.
 """
 
 import asyncio
+import json
 from collections.abc import Coroutine
 from typing import Any
 
@@ -17,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 from server.gateway import mend
 from server.gateway.errors import APIError
 from server.gateway.exchange import Answer, EngineGoneError, Headers
-from server.gateway.guard import Guard, parse_object
+from server.gateway.guard import Guard, check_media, parse_object
 from server.gateway.metrics import Metrics
 from server.gateway.pool import Pool, Upstream
 from server.gateway.routes import ProxiedRoute
@@ -30,7 +31,14 @@ _PER_CONNECTION = frozenset(
 )
 # A client's credentials are for the gateway; the id is set anew.
 _NOT_FOR_THE_ENGINE = _PER_CONNECTION | {b"authorization", b"cookie", b"x-request-id"}
+# Of a body that was read here it is known what it is; vLLM takes it under no other name.
+_OF_A_BODY = frozenset({b"content-type", b"content-encoding"})
 _NOT_FOR_THE_CLIENT = (_PER_CONNECTION | {b"date", b"server", b"x-request-id"}) - {b"content-length"}
+
+# Events must reach the client as they come: nginx else collects a response, and caches keep it.
+_OF_EVENTS = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
+# How vLLM's streams tell an error after their beginning. Generated text cannot look so: JSON escapes its quotes.
+_ERROR_EVENT = b'data: {"error"'
 
 ENGINES_TRIED = 3  # for one request; one that kills the engines it comes to must not kill them all
 
@@ -75,13 +83,15 @@ class Proxy:
         """Answers one request."""
         scope["route"] = self._route
         try:
-            with self._guard.limits.counted(self._guard.client(scope)):
+            with self._guard.admitted(scope, generates=self._route.has_body):
                 await self._answer(scope, receive, send)
         except APIError as error:
             self._metrics.refused.labels(error.code).inc()
             await error.response()(scope, receive, send)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._route.has_body:
+            check_media(scope)
         body = await self._guard.body(scope, receive)
         if body is None:
             self._client_left(scope)
@@ -91,7 +101,7 @@ class Proxy:
             request = parse_object(body)
             self._guard.check_size(request)
             model, about = request.get("model"), request.get("previous_response_id")
-            body = mend.request_body(self._route.path, request, body)
+            body = self._guard.begin(scope, request, body, self._pool)
         if not await _while_the_client_stays(self._relay(scope, receive, send, body, model, about), receive):
             self._client_left(scope)
 
@@ -121,7 +131,8 @@ class Proxy:
             log.warning("tried at another engine", request_id=scope["state"]["request_id"], error=gone.message)
 
     async def _relay_to(self, upstream: Upstream, scope: Scope, receive: Receive, send: Send, body: bytes) -> None:
-        async with upstream.exchange(self._route.method, target(scope), _request_headers(scope), body) as answer:
+        headers = _request_headers(scope, has_json=self._route.has_body)
+        async with upstream.exchange(self._route.method, target(scope), headers, body) as answer:
             if answer.status >= 400:
                 response = Response(await _mended(answer), answer.status, media_type="application/json")
                 ended_well = False
@@ -142,17 +153,25 @@ async def _relay_answer(answer: Answer, upstream: Upstream, hold: bool, scope: S
         EngineGoneError: it went before anything was sent; with `hold` the head waits for the body's first byte.
     """
     headers = [field for field in answer.headers if field[0] not in _NOT_FOR_THE_CLIENT]
-    start = {"type": "http.response.start", "status": answer.status, "headers": headers}
     is_event_stream = dict(headers).get(b"content-type", b"").startswith(b"text/event-stream")
+    if is_event_stream:
+        headers += [field for field in _OF_EVENTS if field not in headers]
+    start = {"type": "http.response.start", "status": answer.status, "headers": headers}
     at_event_end = True
+    before = b""  # the end of the last chunk, where it was no event's end
     if not hold:
         await send(start)
     try:
-        async for chunk in answer.chunks():
+        meter = scope["state"].get("meter")
+        async for chunk in answer.chunks() if meter is None else meter.chunks(answer):
             if hold:
                 hold = False
                 await send(start)
-            at_event_end = chunk.endswith((b"\n\n", b"\r\n\r\n"))
+            if is_event_stream:
+                if _ERROR_EVENT in (known := before + chunk):
+                    scope["state"]["outcome"] = _status_of(known)
+                at_event_end = chunk.endswith((b"\n\n", b"\r\n\r\n"))
+                before = b"" if at_event_end else known[1 - len(_ERROR_EVENT) :]
             await send({"type": "http.response.body", "body": chunk, "more_body": True})
     except EngineGoneError as error:
         if hold:
@@ -168,6 +187,16 @@ async def _relay_answer(answer: Answer, upstream: Upstream, hold: bool, scope: S
     if hold:  # a response without a body
         await send(start)
     return True
+
+
+def _status_of(events: bytes) -> int:
+    """The status that the first error event names; 500 where it names none, or has not come whole."""
+    line = events[events.index(_ERROR_EVENT) :].partition(b"\n")[0]
+    try:
+        code = json.loads(line.removeprefix(b"data: "))["error"]["code"]
+    except (ValueError, LookupError, TypeError):
+        return 500
+    return code if isinstance(code, int) and 400 <= code < 600 else 500
 
 
 async def _mended(answer: Answer) -> bytes:
@@ -219,10 +248,14 @@ def target(scope: Scope) -> bytes:
     return path + b"?" + scope["query_string"] if scope["query_string"] else path
 
 
-def _request_headers(scope: Scope) -> Headers:
+def _request_headers(scope: Scope, *, has_json: bool) -> Headers:
     named = b",".join([value for name, value in scope["headers"] if name == b"connection"]).lower()
     # Fields that `Connection` names are hop-by-hop too.
     dropped = _NOT_FOR_THE_ENGINE.union(map(bytes.strip, named.split(b","))) if named else _NOT_FOR_THE_ENGINE
+    if has_json:
+        dropped |= _OF_A_BODY
     kept = [field for field in scope["headers"] if field[0] not in dropped]
+    if has_json:
+        kept.append((b"content-type", b"application/json"))
     kept.append((b"x-request-id", scope["state"]["request_id"].encode("ascii")))
     return kept

@@ -57,9 +57,11 @@ class Figures:
 def figures(before: Reading | None, now: Reading) -> Figures:
     """What a reading says, and what has happened since the one before."""
     health, metrics = now.health, now.metrics
-    gpus, problem = now.gpus, now.gpus_problem
+    gpus, lost_gpus = now.gpus, ""
     if not gpus and health.get("gpus"):  # a service on another machine tells of its own
-        gpus = tuple(GpuReading(throttle=(), **gpu) for gpu in health["gpus"])
+        gpus = tuple(_told(gpu) for gpu in health["gpus"] if not gpu.get("problem"))
+        lost = [f"GPU {gpu['index']}: {gpu['problem']}" for gpu in health["gpus"] if gpu.get("problem")]
+        lost_gpus = "; ".join(lost)
     return Figures(
         state=str(health.get("state", "no answer")),
         reason=str(health.get("reason", "")),
@@ -79,8 +81,13 @@ def figures(before: Reading | None, now: Reading) -> Figures:
         restarts=int(metrics.sum(RESTARTS)),
         problem=now.problem,
         gpus=gpus,
-        gpus_problem="" if gpus else problem,
+        gpus_problem=lost_gpus or ("" if gpus else now.gpus_problem),
     )
+
+
+def _told(gpu: Mapping[str, Any]) -> GpuReading:
+    names = ("index", "name", "memory_used", "memory_total", "temperature")
+    return GpuReading(**{name: gpu[name] for name in names}, throttle=tuple(gpu.get("throttle", ())))
 
 
 def _rise(before: Reading | None, now: Reading, name: str) -> float | None:

@@ -77,6 +77,8 @@ def _gpus(figures: Figures) -> Table | Text:
         used = gpu.memory_used / gpu.memory_total
         memory = f"{gpu.memory_used / _GIB:.1f} / {gpu.memory_total / _GIB:.1f} GiB"
         rows.add_row(str(gpu.index), gpu.name, _bar(used), memory, _temperature(gpu), _throttling(gpu))
+    if figures.gpus_problem:
+        rows.add_row("", Text(figures.gpus_problem, "bold red"))
     return rows
 
 

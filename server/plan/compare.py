@@ -37,8 +37,13 @@ def recommend(options: Sequence[Option], gpus: int) -> Decision:
     usable = [option for option in options if option.works and option.split.gpus <= gpus]
     if not usable:
         fitting = [option for option in options if option.works]
-        needed = f"{min(option.split.gpus for option in fitting)} such GPUs" if fitting else "a larger card"
-        return Decision("split", "none", f"the model does not fit {gpus} of these GPUs; it needs {needed}")
+        if fitting:
+            needed = f"it needs {min(option.split.gpus for option in fitting)} such GPUs"
+        elif all(option.plan.short_of_memory for option in options if not option.obstacle):
+            needed = "it needs a larger card"
+        else:
+            needed = next(option.plan.problems[0] for option in options if not option.obstacle and option.plan.problems)
+        return Decision("split", "none", f"the model does not fit {gpus} of these GPUs; {needed}")
     best = min(usable, key=lambda option: (option.split.gpus, option.split.pipeline))
     if best.split.gpus == 1:
         more = "; other cards can each run a copy" if gpus > 1 else ""

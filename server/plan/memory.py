@@ -70,7 +70,8 @@ class Item:
 class Plan:
     """One device's memory. `items` come out of `budget_bytes`, `outside` out of the rest; `problems`: what can't fit.
 
-    `length` is the context that would be served; `longest` the longest at which all `run.sequences` fit together.
+    `short_of_memory`: nothing else is wrong, so that a larger card would do. `length` is the context that would be
+    served; `longest` the longest at which all `run.sequences` fit together.
     """
 
     split: Split
@@ -85,6 +86,7 @@ class Plan:
     length: int
     longest: int
     problems: tuple[str, ...]
+    short_of_memory: bool = False
 
     @property
     def fits(self) -> bool:
@@ -135,7 +137,8 @@ def make_plan(model: Model, device: Device, run: Run, split: Split) -> Plan:
         longest=cache.longest(available, run.sequences, run.batched, model.positions),
         problems=(),
     )
-    return replace(plan, problems=tuple(_problems(plan, left, model.positions)))
+    too_long, too_large = _beyond_positions(plan, model.positions), _problems(plan, left, model.positions)
+    return replace(plan, problems=(*too_long, *too_large), short_of_memory=bool(too_large) and not too_long)
 
 
 def _weight_items(model: Model, weights: Weights, run: Run, split: Split) -> list[Item]:
@@ -192,12 +195,14 @@ def _load_peak(weights: Weights, run: Run) -> Item:
     return Item("load-time peak", weights.total + extra, what, "computed")
 
 
+def _beyond_positions(plan: Plan, positions: int) -> list[str]:
+    if plan.run.length <= positions:
+        return []
+    return [f"--max-model-len {plan.run.length} is beyond the model's {positions} positions; lower it to {positions}"]
+
+
 def _problems(plan: Plan, left: int, positions: int) -> list[str]:
     problems = []
-    if plan.run.length > positions:
-        problems.append(
-            f"--max-model-len {plan.run.length} is beyond the model's {positions} positions; lower it to {positions}"
-        )
     if plan.device.kind == "gpu":
         rest = plan.device.memory_bytes - plan.budget_bytes
         outside = sum(item.bytes for item in plan.outside)

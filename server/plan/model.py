@@ -8,7 +8,7 @@ from typing import Literal
 
 from quant.errors import QuantError
 from quant.jsonfile import field, optional, read_object
-from quant.safetensors_header import INDEX_NAME, Entry, read_header
+from quant.safetensors_header import INDEX_NAME, Entry, read_header, unindexed_shards
 from quant.verify.experts import Experts, read_experts
 from server.errors import UserError
 
@@ -117,7 +117,7 @@ def read_entries(directory: Path) -> dict[str, Entry]:
         weight_map = field(read_object(index, _REMEDY), "weight_map", dict, str(index), _REMEDY)
         shards = sorted({str(name) for name in weight_map.values()})
     else:
-        shards = sorted(path.name for path in directory.glob("*.safetensors"))
+        shards = unindexed_shards(directory)
     if not shards:
         raise QuantError(f"{directory}: expected *.safetensors files, got none", _REMEDY)
     return {name: entry for shard in shards for name, entry in read_header(directory / shard).entries.items()}

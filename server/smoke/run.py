@@ -12,6 +12,7 @@ from server.errors import UserError
 from server.plan import NotPlannedError, plan_for
 from server.plan.memory import gib
 from server.scrape import Metrics, scrape
+from server.servable import device_here
 from server.service import Service, running
 from server.smoke import checks
 from server.smoke.steps import Result, Step, take, worst
@@ -113,9 +114,9 @@ def _make_small_model(model: Path, on_progress: OnProgress) -> Result:
 
 
 def _verify(model: Path, on_progress: OnProgress) -> Result:
-    from quant.verify import verify
+    from quant.verify import Target, verify
 
-    report = verify(model, "full", on_progress=on_progress)
+    report = verify(model, "full", target=Target(device_here()), on_progress=on_progress)
     severe = tuple(f"{one.severity}: {one}" for one in report.findings if one.severity in {"error", "warning"})
     summary = f"{report.scheme.format if report.scheme else '16-bit'}, {len(report.tensors)} tensors, every byte read"
     return Result("error" if not report.ok else "warning" if severe else "ok", summary, severe)

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from server.decisions import Decision
+from server.errors import PreflightError
 from server.supervisor.states import Progress
 
 MAX_DATAGRAM = 4096
@@ -136,10 +137,18 @@ class ProgressReceiver(asyncio.DatagramProtocol):
 async def receive_progress(
     path: Path, on_event: Callable[[Event], None], on_invalid: Callable[[str], None]
 ) -> asyncio.DatagramTransport:
-    """Listens on the Unix datagram socket `path` until the transport is closed."""
+    """Listens on the Unix datagram socket `path` until the transport is closed.
+
+    Raises:
+        PreflightError: the socket cannot be made.
+    """
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     sock.setblocking(False)
-    sock.bind(str(path))
+    try:
+        sock.bind(str(path))
+    except OSError as error:
+        sock.close()
+        raise PreflightError(f"no socket {path}: {error.strerror}; set TMPDIR") from error
     loop = asyncio.get_running_loop()
     transport, _ = await loop.create_datagram_endpoint(lambda: ProgressReceiver(on_event, on_invalid), sock=sock)
     return transport

@@ -113,6 +113,7 @@ class Supervisor:
         """One life of the engine, from its start until none of it runs. The one path on which an engine is started."""
         self._begin()
         try:
+            engine_socket(self._runtime).unlink(missing_ok=True)
             self._process = process = await EngineProcess.start(self._launch, self._on_line)
         except OSError as error:
             self._fail(f"cannot be started: {error}")
@@ -151,7 +152,6 @@ class Supervisor:
         self._pulsed_at = None
         self._faults = []
         self._worked = False
-        engine_socket(self._runtime).unlink(missing_ok=True)
         if not first:
             self._enter(State.STARTING, "restarted", restarts=self.status.restarts + 1)
         self._update(

@@ -41,7 +41,17 @@ def test_the_chinese_readme_keeps_to_the_english_one(of) -> None:  # type: ignor
 
 
 @pytest.mark.parametrize(
-    "name", ["README.md", "README.zh.md", "docs/quickstart.md", "docs/clients.md", "docs/cluster.md"]
+    "name",
+    [
+        "README.md",
+        "README.zh.md",
+        "docs/quickstart.md",
+        "docs/clients.md",
+        "docs/cluster.md",
+        "docs/engines.md",
+        "docs/operate.md",
+        "CHANGELOG.md",
+    ],
 )
 def test_every_link_leads_somewhere(name: str) -> None:
     page = ROOT / name

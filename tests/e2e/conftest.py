@@ -98,7 +98,7 @@ def serving(log: Path, *flags: str, model: str = MODEL, **environment: str) -> I
                 pytest.fail("voltserve did not stop within 60 s of SIGTERM")
 
 
-# One start for all: files up to test_engine_protocol.py leave it as it was; test_main_job.py, the next, ends it.
+# One start for all: files up to test_isolation.py leave it as it was; test_main_job.py, the next, ends it.
 @pytest.fixture(scope="session")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     assert (ROOT / MODEL / "config.json").exists(), f"{MODEL} is missing: make {MODEL}"

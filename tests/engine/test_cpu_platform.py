@@ -4,6 +4,7 @@ from typing import Any
 import pytest
 from vllm.config import CompilationMode
 from vllm.platforms import current_platform
+from vllm.platforms.cpu import CpuPlatform
 
 from engine import recording
 from engine.cpu_platform import RecordingCpuPlatform
@@ -37,6 +38,22 @@ def test_what_the_user_asked_for_stays(mode: CompilationMode, told: dict[str, st
     RecordingCpuPlatform.apply_config_platform_defaults(asked)
     assert asked.compilation_config == SimpleNamespace(mode=mode, backend="inductor")
     assert told == {}
+
+
+@pytest.mark.parametrize(("asked", "becomes"), [("fp8_e4m3", "auto"), ("fp8", "auto"), ("bfloat16", "bfloat16")])
+def test_a_checkpoint_s_fp8_cache_is_kept_in_the_activations_dtype(
+    asked: str, becomes: str, told: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+
+    def vllm_s(cls: type, vllm_config: Any) -> None:
+        seen.append(vllm_config.cache_config.cache_dtype)
+
+    monkeypatch.setattr(CpuPlatform, "check_and_update_config", classmethod(vllm_s))
+    cache, parallel = SimpleNamespace(cache_dtype=asked), SimpleNamespace(distributed_executor_backend="uni")
+    RecordingCpuPlatform.check_and_update_config(SimpleNamespace(cache_config=cache, parallel_config=parallel))
+    assert seen == [becomes]
+    assert told == ({} if asked == becomes else {"KV cache dtype": "the activations'"})
 
 
 def test_vllm_runs_on_it_where_its_cpu_build_is_installed() -> None:

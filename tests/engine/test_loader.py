@@ -67,6 +67,20 @@ def test_a_single_file_is_named_without_an_index(tmp_path: Path, told: list[dict
     assert told[0]["file"] == "model.safetensors"
 
 
+def test_consolidated_files_beside_others_are_not_loaded(tmp_path: Path, load: Any) -> None:
+    for file in ("model.safetensors", "consolidated.safetensors"):
+        save_file({file.partition(".")[0]: torch.zeros(10)}, tmp_path / file)
+    names: list[str] = []
+
+    class Keeper(Reader):
+        def load_weights(self, weights: Iterator[tuple[str, torch.Tensor]]) -> set[str]:
+            names.extend(name for name, _ in weights)
+            return set(names)
+
+    load(tmp_path, Keeper())
+    assert names == ["model"]
+
+
 def test_a_tensor_counts_once_the_model_has_taken_it(tmp_path: Path, told: list[dict[str, Any]], load: Any) -> None:
     write_shards(tmp_path)
     with pytest.raises(RuntimeError, match="b"):

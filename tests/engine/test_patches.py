@@ -14,13 +14,14 @@ from torch.distributed import rendezvous as meet
 from vllm.v1.outputs import LogprobsLists, ModelRunnerOutput
 
 from engine import patches
-from engine.patches import MANIFEST, OVER_RAY, Patch, PatchMismatchError, is_loopback
+from engine.patches import IN_WORKERS, MANIFEST, OVER_RAY, SERVING, Patch, PatchMismatchError, is_loopback
 
 
 def test_every_entry_fits_what_is_installed_and_says_why() -> None:
-    patches.apply(over_ray=True)
-    patches.apply(over_ray=True)  # a second call does nothing
-    for patch in (*MANIFEST, *OVER_RAY):
+    patches.apply(over_ray=True, serving=True)
+    patches.apply(over_ray=True, serving=True)  # a second call does nothing
+    patches.apply(in_worker=True)
+    for patch in (*MANIFEST, *IN_WORKERS, *OVER_RAY, *SERVING):
         assert patch.reason
         assert patch.drop_when
 
@@ -74,7 +75,19 @@ def test_sampling_compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     patches.apply()
     monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", lambda *_, **__: pytest.fail("compiled"))
     logits = torch.tensor([[0.0, 1000.0, 0.0], [1000.0, 0.0, 0.0]])
-    assert topk_topp_sampler.compiled_random_sample(logits).tolist() == [1, 0]
+    tokens, _ = topk_topp_sampler.TopKTopPSampler().forward_cpu(logits, {}, None, None)
+    assert tokens.tolist() == [1, 0]
+
+
+def test_a_method_of_a_class_can_be_replaced(spare: Patch) -> None:
+    patch = fitting(dataclasses.replace(spare, target=f"{__name__}:Owner.method", make=lambda old: lambda self: 2))
+    patch.apply()
+    assert Owner().method() == 2
+
+
+class Owner:
+    def method(self) -> int:
+        return 1
 
 
 @pytest.mark.parametrize(

@@ -130,7 +130,7 @@ def test_a_missing_quantize_config_is_an_error_naming_it(tmp_path: Path) -> None
     ("changes", "message"),
     [
         ({"block_size": 64}, "block_size: expected 16 or 32, got 64"),
-        ({"block_size": "32"}, "block_size: expected int, got '32'"),
+        ({"block_size": "32"}, "block_size: expected an integer, got '32'"),
         ({"quantization_format": "gptq"}, "quantization_format: expected 'quasarnvfp4', got 'gptq'"),
     ],
 )

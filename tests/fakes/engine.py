@@ -72,6 +72,7 @@ class Answer:
     score: float = -1.0  # the log-probability of each token of an echoed prompt
     kill_after: int | None = None  # SIGKILL to ourselves after so many tokens
     fault: tuple[str, str] | None = None  # told before that: an exception's type and message
+    error_after: int | None = None  # an error event after so many tokens, as vLLM tells of errors in a stream
     half_event: bool = False  # the last token before the kill is cut in the middle
 
 
@@ -146,7 +147,8 @@ class FakeEngine:
         return JSONResponse({"id": which, "object": "response", "status": "completed", "output": [], **seen})
 
     async def complete(self, request: Request) -> Response:
-        body = {"model": self.names[0], **await request.json()}  # vLLM too takes it for the only model
+        body = await request.json()
+        body["model"] = body.get("model") or self.names[0]  # vLLM too takes it for the only model
         self.stats["headers"] = dict(request.headers)
         if self.start.repeat:
             repeat_all({**body, "headers": dict(request.headers)})
@@ -203,17 +205,24 @@ class FakeEngine:
 
     async def events(self, body: dict[str, Any], answer: Answer, *, chat: bool) -> AsyncIterator[bytes]:
         head = _head(body, chat=chat, stream=True)
+        options = body.get("stream_options") or {}
+        each = options.get("include_usage") and options.get("continuous_usage_stats")
         self.stats["running"] += 1
         ended = False
         try:
             for index in range(answer.tokens):
+                if index == answer.error_after:
+                    failed = {"message": "the cache is full", "type": "BadRequestError", "param": None, "code": 400}
+                    yield _event({"error": failed})
+                    break
                 choice = {"index": 0, "finish_reason": None}
                 text = await self.token(answer, index)
-                event = _event({**head, "choices": [{**choice, **_content(text, chat=chat, stream=True)}]})
+                usage = {"usage": _usage(body, index + 1)} if each else {} if chat else {"usage": None}
+                event = _event({**head, "choices": [{**choice, **_content(text, chat=chat, stream=True)}], **usage})
                 if answer.half_event and index + 1 == answer.kill_after:
                     event = event[: len(event) // 2]
                 yield event
-            if (body.get("stream_options") or {}).get("include_usage"):
+            if options.get("include_usage"):
                 yield _event({**head, "choices": [], "usage": _usage(body, answer.tokens)})
             yield b"data: [DONE]\n\n"
             ended = True
@@ -266,7 +275,7 @@ def _usage(body: dict[str, Any], tokens: int) -> dict[str, int]:
 
 
 def _event(value: dict[str, Any]) -> bytes:
-    return b"data: " + json.dumps(value, ensure_ascii=False).encode() + b"\n\n"
+    return b"data: " + json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
 
 
 def load(model: Path, start: Start) -> None:

@@ -5,14 +5,15 @@
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pynvml
+import pytest
 
-FIELDS = ("total", "used", "busId", "pid", "usedGpuMemory")
+FIELDS = ("total", "used", "busId", "pid", "usedGpuMemory", "bar1Total", "gpu")
 
 
 class Recorder:
@@ -55,6 +56,28 @@ class Replay:
             return _objects(answer)
 
         return call
+
+
+def invent(monkeypatch: pytest.MonkeyPatch, cards: Sequence[tuple[str, str, int, bool]]) -> None:
+    """Puts made-up cards into pynvml: (name, capability, GiB, NVLink); UUIDs are GPU-<index>-uuid."""
+
+    def capability(handle: int) -> tuple[int, int]:
+        major, minor = cards[handle][1].split(".")
+        return int(major), int(minor)
+
+    replies: dict[str, Callable[..., Any]] = {
+        "nvmlInit": lambda: None,
+        "nvmlShutdown": lambda: None,
+        "nvmlDeviceGetCount": lambda: len(cards),
+        "nvmlDeviceGetHandleByIndex": lambda index: index,
+        "nvmlDeviceGetCudaComputeCapability": capability,
+        "nvmlDeviceGetName": lambda handle: cards[handle][0],
+        "nvmlDeviceGetUUID": lambda handle: f"GPU-{handle}-uuid",
+        "nvmlDeviceGetMemoryInfo": lambda handle: SimpleNamespace(total=cards[handle][2] * 2**30 * 16160 // 16384),
+        "nvmlDeviceGetNvLinkState": lambda handle, link: cards[handle][3],
+    }
+    for name, reply in replies.items():
+        monkeypatch.setattr(pynvml, name, reply)
 
 
 def _plain(answer: Any) -> Any:

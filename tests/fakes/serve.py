@@ -2,19 +2,21 @@
 
 import sys
 
+import typer
+
+from server.cli.common import user_errors
 from server.devices import Devices
 from server.engines import load_configs
-from server.errors import UserError
 from server.serve import serve
 
 
 def main() -> None:
     try:
-        configs = load_configs(sys.argv[1:], devices=lambda: Devices((), "none on this test's machine"))
-        code = serve(configs, module="tests.fakes.engine")
-    except UserError as error:
-        print(error, file=sys.stderr)
-        code = error.exit_code
+        with user_errors(sys.argv[1:]):
+            configs = load_configs(sys.argv[1:], devices=lambda: Devices((), "none on this test's machine"))
+            code = serve(configs, module="tests.fakes.engine")
+    except typer.Exit as end:
+        code = end.exit_code
     raise SystemExit(code)
 
 

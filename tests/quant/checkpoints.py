@@ -121,9 +121,14 @@ def write_model(
         config["quantization_config"] = quantization
     write_json(directory / INDEX, {"metadata": {}, "weight_map": weight_map})
     write_json(directory / "config.json", config)
-    write_json(directory / "tokenizer.json", {"model": {}})
-    write_json(directory / "tokenizer_config.json", {})
+    write_tokenizer(directory)
     return directory
+
+
+def write_tokenizer(directory: Path) -> None:
+    """A tokenizer of two tokens."""
+    write_json(directory / "tokenizer.json", {"model": {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": []}})
+    write_json(directory / "tokenizer_config.json", {})
 
 
 def write_json(path: Path, data: object) -> None:

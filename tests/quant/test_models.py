@@ -158,7 +158,7 @@ def test_every_model_that_ships_is_described_completely(name):
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("version", 1.0, r"models/tiny\.yaml: version: expected str, got 1\.0"),
+        ("version", 1.0, r"models/tiny\.yaml: version: expected a string, got 1\.0"),
         ("extra", "x", r"models/tiny\.yaml: extra: expected one of title, .*, got an unknown key"),
     ],
 )

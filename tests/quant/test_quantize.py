@@ -16,6 +16,7 @@ from quant.methods import Method
 from quant.progress import Progress
 from quant.quantize import quantize_checkpoint
 from quant.safetensors_file import INDEX_NAME, open_checkpoint
+from quant.selection import DEFAULT_IGNORE
 from tests.quant.files import names_in
 
 ATTENTION = "model.layers.0.self_attn"
@@ -131,6 +132,36 @@ def test_sharding_does_not_change_the_result_and_the_index_names_it(tmp_path, so
     index = json.loads((tmp_path / "many" / INDEX_NAME).read_text())
     assert index["weight_map"].keys() == many.keys()
     assert index["metadata"]["total_size"] == sum(t.nbytes for t in many.values())
+
+
+@pytest.mark.parametrize(
+    ("module", "says"),
+    [
+        ("model.embed_tokens", "looks its rows up"),
+        ("lm_head", "keeps the head in 16 bits"),
+        ("model.layers.0.mlp.gate", "decides which experts compute"),
+        ("model.layers.0.mlp.shared_expert_gate", "decides which experts compute"),
+    ],
+)
+def test_what_no_engine_serves_in_4_bits_is_refused_before_the_work(tmp_path, module, says, monkeypatch):
+    source = model_directory(tmp_path / "source")
+    save_file({**tensors(), f"{module}.weight": random(64, 64, 3)}, source / "model.safetensors")
+    quantize_checkpoint(source, tmp_path / "by-default")
+    assert f"{module}.weight" in loaded(tmp_path / "by-default")
+
+    monkeypatch.setattr("quant.quantize._largest_magnitudes", None)  # nothing is read
+    ignore = ("re:.*o_proj",) if "embed" in module else ("re:.*o_proj", "re:.*embed")
+    with pytest.raises(QuantError, match=rf"{module}: expected 16-bit weights .*{says}.*--ignore-only"):
+        quantize_checkpoint(source, tmp_path / "out", ignore=ignore)
+    assert names_in(tmp_path) == ["by-default", "source"]
+
+
+def test_an_architecture_that_the_engine_does_not_know_is_refused_before_the_work(tmp_path, source):
+    config = json.loads((source / "config.json").read_text()) | {"architectures": ["Qwen3_5ForCausalLM"]}
+    (source / "config.json").write_text(json.dumps(config))
+    with pytest.raises(QuantError, match=r"architectures: expected .* the nearest known is Qwen3_5ForConditional"):
+        quantize_checkpoint(source, tmp_path / "out")
+    assert names_in(tmp_path) == ["source"]
 
 
 def test_the_configs_describe_the_result(tmp_path, source):
@@ -336,7 +367,9 @@ def test_a_stopped_run_goes_on_where_it_was(tmp_path, source, what, monkeypatch)
         assert torch.equal(loaded(tmp_path / "out")[name].view(torch.uint8), tensor.view(torch.uint8)), name
 
 
-@pytest.mark.parametrize("changed", [{"method": Method("maxabs")}, {"group_size": 32}, {"ignore": ("re:.*o_proj",)}])
+@pytest.mark.parametrize(
+    "changed", [{"method": Method("maxabs")}, {"group_size": 32}, {"ignore": (*DEFAULT_IGNORE, "re:.*o_proj")}]
+)
 def test_a_run_with_other_options_does_not_use_what_was_left(tmp_path, source, changed):
     with pytest.raises(Stopped):
         quantize_checkpoint(source, tmp_path / "out", on_progress=stop_at("writing"))

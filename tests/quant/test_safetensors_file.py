@@ -185,7 +185,7 @@ def test_a_damaged_shard_is_named(tmp_path, damage):
         ({"b": "two.safetensors", "c": "one.safetensors"}, r"one\.safetensors: a is in the shard but not in the index"),
         ({"a": "../one.safetensors"}, r"a: expected a file name, got '\.\./one\.safetensors'"),
         ({"a": 1}, r"a: expected a file name, got 1"),
-        ([], r"weight_map: expected dict, got \[\]"),
+        ([], r"weight_map: expected an object, got \[\]"),
     ],
 )
 def test_an_index_that_disagrees_with_the_shards_is_refused(tmp_path, weight_map, message):

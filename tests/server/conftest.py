@@ -6,9 +6,9 @@ import os
 import re
 import signal
 import socket
-import struct
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,10 +17,10 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.quant.checkpoints import write_model
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
-NO_TENSORS = struct.pack("<Q", 2) + b"{}"  # a whole safetensors file
 LIMIT = 30.0  # seconds after which a test gives up: a bound on a hang, not a check of speed
 
 
@@ -47,10 +47,16 @@ def free_port() -> int:
 def make_model(folder: Path, **fake: object) -> Path:
     """A model directory that passes the preflight; `fake` is how the fake engine starts."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text("{}")
-    (folder / "model.safetensors").write_bytes(NO_TENSORS)
+    write_model(folder)
     (folder / "fake.json").write_text(json.dumps(fake))
     return folder
+
+
+@pytest.fixture
+def short_tmp() -> Iterator[Path]:
+    """A folder whose path leaves room for a Unix socket's, which pytest's does not."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
 
 
 @pytest.fixture

@@ -181,10 +181,14 @@ def test_quantize_hands_over_its_options(quantizing: list[Any]) -> None:
     options = ["--method", "maxabs", "--group-size", "32", "--ignore", "lm_head", "--ignore", "re:x"]
     code, out, err = run("quantize", "a", "b", *options)
     assert code == 0
-    expected = {"method": Method("maxabs"), "calibration": None, "group_size": 32, "ignore": ("lm_head", "re:x")}
-    assert quantizing == [(Path("a"), expected), Path("b")]
+    from quant.selection import DEFAULT_IGNORE
+
+    expected = {"method": Method("maxabs"), "calibration": None, "group_size": 32}
+    assert quantizing == [(Path("a"), expected | {"ignore": (*DEFAULT_IGNORE, "lm_head", "re:x")}), Path("b")]
     assert out.strip() == "b: 2 linear layers in NVFP4, 1 tensors kept; 4 MB became 1 MB"
     assert err.startswith("memory and time for b")
+    assert run("quantize", "a", "b", "--ignore-only", "lm_head", "--ignore", "re:x")[0] == 0
+    assert quantizing[2][1]["ignore"] == ("lm_head", "re:x")
 
 
 def test_quantize_hands_over_what_to_calibrate_on(tmp_path: Path, quantizing: list[Any]) -> None:

@@ -26,6 +26,25 @@ def config(
         return load_config(shlex.split(line), environ or {}, lambda: devices)
 
 
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("VOLTSERVE_KEYSFILE", "VOLTSERVE_KEYS_FILE"),
+        ("VOLTSERVE_MAXMODELLEN", "VOLTSERVE_MAX_MODEL_LEN"),
+        ("VOLTSERVE_max_model_len", "VOLTSERVE_MAX_MODEL_LEN"),
+    ],
+)
+def test_a_variable_that_differs_in_underscores_only_is_named_alone(given: str, meant: str) -> None:
+    with pytest.raises(ConfigError, match=rf"did you mean {meant}\?$"):
+        load_config(["--model", "m"], {given: "1"}, lambda: Devices((), "none"))
+
+
+@pytest.mark.parametrize("given", ["10.0.0.1/8", "proxy.example", "1.2.3"])
+def test_a_proxy_to_trust_is_an_address_or_a_network(given: str) -> None:
+    with pytest.raises(ConfigError, match=r"--forwarded-allow-ips \(environment VOLTSERVE_FORWARDED_ALLOW_IPS\): "):
+        load_config(["--model", "m"], {"VOLTSERVE_FORWARDED_ALLOW_IPS": given}, lambda: Devices((), "none"))
+
+
 def test_the_command_line_beats_the_environment_and_that_the_preset() -> None:
     preset = config("--model m")
     env = config("--model m", {"VOLTSERVE_MAX_NUM_SEQS": "3", "VOLTSERVE_PORT": "9000"})

@@ -2,6 +2,7 @@ import json
 import os
 import stat
 import threading
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -154,9 +155,28 @@ def test_the_commands_add_list_and_revoke(file: Path) -> None:
     assert KeyRing(file).find(added.output.strip())
     listed = run(app, ["keys", "list"], env={"VOLTSERVE_KEYS_FILE": str(file)}).output
     assert listed.startswith("ann  ")
-    assert listed.endswith("  requests a minute: 60; at once: no limit\n")
+    limits = "requests a minute: 60; at once: no limit; expires: never; models: all; tokens a day: no limit"
+    assert listed.endswith(f"  {limits}\n")
     assert added.output.strip() not in listed
     assert run(app, ["keys", "revoke", "ann", "--file", str(file)]).exit_code == 0
     assert read_keys(file) == ()
     for wrong in (["revoke", "ann"], ["add", "no blanks"]):
         assert run(app, ["keys", *wrong, "--file", str(file)]).exit_code == 2
+
+
+def test_limits_of_shared_use_are_kept_shown_and_checked(file: Path) -> None:
+    run = CliRunner().invoke
+    flags = ["--expires", "2027-01-31", "--models", "a", "--models", "b/c", "--tokens-per-day", "5000"]
+    assert run(app, ["keys", "add", "ann", "--file", str(file), *flags]).exit_code == 0
+    (key,) = read_keys(file)
+    assert (key.expires, key.models, key.tokens_per_day) == (date(2027, 1, 31), ("a", "b/c"), 5000)
+    listed = run(app, ["keys", "list", "--file", str(file)]).output
+    assert listed.endswith("; expires: 2027-01-31 at its end; models: a, b/c; tokens a day: 5000\n")
+    for wrong in (["--expires", "soon"], ["--tokens-per-day", "0"], ["--models", ""]):
+        assert run(app, ["keys", "add", "bob", "--file", str(file), *wrong]).exit_code == 2, wrong
+
+
+def test_a_key_without_the_limits_of_shared_use_is_one_that_earlier_versions_read(file: Path) -> None:
+    add_key(file, "ann", requests_per_minute=5)
+    (key,) = json.loads(file.read_text())["keys"]
+    assert key.keys() == {"name", "sha256", "created", "requests_per_minute"}

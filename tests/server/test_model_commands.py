@@ -1,12 +1,15 @@
 """`voltserve verify`, `inspect` and `convert`, as a user runs them."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 from server.cli import app
-from tests.quant.checkpoints import write_model
+from tests.quant.checkpoints import COMPRESSED_TENSORS, write_model
+from tests.quant.lookalikes import compressed_tensors_linear, fp8, write
 
 
 def run(*arguments: object) -> tuple[int, str, str]:
@@ -22,11 +25,11 @@ def test_verify_ends_with_the_verdict_and_0(tmp_path: Path) -> None:
     assert "TP=8: config.json: num_attention_heads=4 is not divisible; sizes that work: 1, 2, 4" in out
 
 
-def test_verify_names_what_is_wrong_and_ends_with_1(tmp_path: Path) -> None:
+def test_verify_names_what_is_wrong_and_ends_with_2(tmp_path: Path) -> None:
     model = write_model(tmp_path / "model")
     (model / "model-00002-of-00002.safetensors").unlink()
     code, out, _ = run("verify", model)
-    assert code == 1
+    assert code == 2
     assert (
         "error: missing-shard: model-00002-of-00002.safetensors: expected a file, which the index names, "
         "got nothing (1 of 2 shards are there). Download the missing files from the model's source"
@@ -46,6 +49,70 @@ def test_verify_writes_a_manifest_and_compares_it_next_time(tmp_path: Path) -> N
     assert "6 sha256 digests compared" in run("verify", model)[1]
 
 
+@pytest.mark.parametrize("device", ["cpu", "v100", "gpu"])
+def test_verify_is_for_a_device(tmp_path: Path, device: str) -> None:
+    model = fp8_model(tmp_path / "model")
+    code, out, _ = run("verify", "--headers", "--device", device, model)
+    assert code == (0 if device == "gpu" else 2)
+    assert ("can be served on" if device == "gpu" else "cannot be served on") in out.splitlines()[-2]
+
+
+def fp8_model(folder: Path) -> Path:
+    return write(folder, "LlamaForCausalLM", {"quant_method": "fp8"}, attention=fp8, mlp=fp8)
+
+
+def unknown_architecture(folder: Path) -> Path:
+    return write(folder, "Qwen3_5ForCausalLM", COMPRESSED_TENSORS)
+
+
+def quantized_head(folder: Path) -> Path:
+    unignored = COMPRESSED_TENSORS | {"ignore": []}
+    return write(folder, "LlamaForCausalLM", unignored, head=compressed_tensors_linear)
+
+
+def no_tokenizer(folder: Path) -> Path:
+    model = write_model(folder)
+    (model / "tokenizer.json").unlink()
+    return model
+
+
+def cut_off(folder: Path) -> Path:
+    model = write_model(folder)
+    shard = model / "model-00002-of-00002.safetensors"
+    shard.write_bytes(shard.read_bytes()[:-100])
+    return model
+
+
+def nothing(folder: Path) -> Path:
+    return folder
+
+
+@pytest.mark.parametrize("preset", ["cpu-smoke", "v100x2-16g-pcie"])
+@pytest.mark.parametrize("make", [fp8_model, unknown_architecture, quantized_head, no_tokenizer, cut_off, nothing])
+def test_verify_plan_explain_and_serve_refuse_for_one_reason_with_one_code(
+    tmp_path: Path, make: Callable[[Path], Path], preset: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("server.volta.subprocess.run", _not_asked)
+    model = make(tmp_path / "model")
+    device = "cpu" if preset == "cpu-smoke" else "v100"
+    verified, planned, explained, served = (
+        run("verify", model, "--device", device),
+        run("plan", model, "--preset", preset),
+        run("explain", "--model", model, "--preset", preset),
+        run("serve", "--model", model, "--preset", preset, "--port", 0),
+    )
+    assert [code for code, _, _ in (verified, planned, explained, served)] == [2, 2, 2, 2]
+    assert planned[2] == served[2]
+    reason = served[2].removeprefix("voltserve: ").strip()
+    assert explained[1].splitlines()[-1] == f"serve would refuse: {reason}"
+    first = reason.partition(" cannot be served on ")[2].partition(": ")[2].partition(" (and ")[0] or reason
+    assert first in verified[1] + verified[2]
+
+
+def _not_asked(*_: object, **__: object) -> object:
+    raise OSError("the engine is not asked here")
+
+
 def test_verify_refuses_flags_that_exclude_each_other(tmp_path: Path) -> None:
     code, _, err = run("verify", "--headers", "--write-manifest", tmp_path)
     assert code == 2
@@ -54,10 +121,11 @@ def test_verify_refuses_flags_that_exclude_each_other(tmp_path: Path) -> None:
 
 def test_verify_of_no_directory_is_one_message(tmp_path: Path) -> None:
     code, _, err = run("verify", tmp_path / "none")
-    assert code == 1
+    assert code == 2
     assert err == (
-        f"voltserve: {tmp_path}/none: expected a directory, got nothing. "
-        "Name a model directory: config.json, safetensors shards and tokenizer files\n"
+        f"voltserve: model directory {tmp_path}/none: expected a directory, got nothing: it does not exist. Models are "
+        "local directories; nothing is fetched while serving. `voltserve model fetch NAME DIR` and `voltserve quantize "
+        "SRC DST` make one\n"
     )
 
 

@@ -180,10 +180,9 @@ def test_a_gpu_preset_is_safe_on_its_links(name: str) -> None:
     "devices",
     [
         [gpu("9.0", 80)],
+        [gpu("9.0", 80)] * 2,
         [gpu(), gpu("8.0")],
         [gpu(), gpu(memory_gib=32)],
-        [gpu(nvlink=True), gpu()],
-        [gpu()] * 3,
     ],
 )
 def test_gpus_that_no_preset_covers_are_an_error_that_lists_presets(devices: list[Device]) -> None:

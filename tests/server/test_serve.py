@@ -1,9 +1,12 @@
 """The whole server as a process: health while it loads, faults, drain, exit codes, and nothing left behind."""
 
+import errno
 import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -12,7 +15,10 @@ import httpx
 import pytest
 from openai import APIError, OpenAI
 
-from tests.server.conftest import LIMIT, alive, make_model, serving, wait_for
+from server.errors import PreflightError
+from server.keys import add_key
+from server.supervisor.progress import receive_progress
+from tests.server.conftest import LIMIT, ROOT, alive, make_model, serving, wait_for
 
 SLOW = {"tokens": 40, "delay": 0.05}
 
@@ -186,11 +192,64 @@ def test_a_taken_port_ends_serve_before_the_engine_starts(model: Path) -> None:
     assert not (model / "starts").exists()
 
 
-def test_the_log_is_json_on_demand(model: Path) -> None:
-    with serving(model, "--log-format", "json") as served:
+def test_a_log_of_json_has_no_other_line_from_start_to_end(tmp_path: Path) -> None:
+    lines = ("INFO 11-29 21:39:27 [x.py:1] said", "  plain  ", '{"half": ', "Traceback (most recent call last):")
+    model = make_model(tmp_path / "m", print_lines=lines, fail_first=1)
+    keys = tmp_path / "keys.json"
+    key = add_key(keys, "ann")
+    with serving(model, "--log-format", "json", "--keys-file", str(keys)) as served:
         served.wait_for_state("ready")
-        lines = [line for line in served.log.read_text().splitlines() if line.startswith("{")]
-        assert {"listening", "state"} <= {json.loads(line)["event"] for line in lines}
+        headers = {"authorization": f"Bearer {key}"}
+        httpx.post(f"{served.url}/v1/completions", json={"prompt": "Hi"}, headers=headers)
+        with socket.create_connection(served.url.removeprefix("http://").split(":"), LIMIT) as sock:  # type: ignore[arg-type]
+            sock.sendall(b"nonsense\r\n\r\n")
+            assert b"400" in sock.recv(1000)
+        os.kill(served.engine_pids()[0], signal.SIGKILL)
+        served.wait_for_state("failed")
+        served.process.send_signal(signal.SIGTERM)
+        served.wait_for_exit()
+    records = [json.loads(line) for line in served.log.read_text().splitlines()]
+    assert {"listening", "state", "ready", "try", "request", "request refused", "stopped", *lines[:1]} <= {
+        record["event"] for record in records
+    }
+    shown = next(record["command"] for record in records if record["event"] == "try")
+    assert "Authorization: Bearer YOUR_KEY" in shown
+    assert key not in served.log.read_text()
+
+
+@pytest.mark.parametrize(
+    ("flags", "env"),
+    [
+        (["--model", "/nonexistent", "--log-format", "json"], {}),
+        (["--nonsense", "--log-format=json"], {}),
+        ([], {"VOLTSERVE_LOG_FORMAT": "json"}),
+    ],
+)
+def test_an_error_before_the_start_is_a_line_of_json_too(flags: list[str], env: dict[str, str]) -> None:
+    command = [sys.executable, "-m", "server", *flags]
+    ended = subprocess.run(command, cwd=ROOT, env={**os.environ, **env}, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    (record,) = map(json.loads, ended.stderr.splitlines())
+    assert (record["level"], record["exit_code"]) == ("error", 2)
+
+
+def test_warnings_and_what_nothing_catches_are_lines_of_json_too() -> None:
+    code = """if 1:
+        import threading, warnings
+        from server import logs
+        logs.no_plain_lines()
+        warnings.warn("this is odd")
+        def fail(): raise ValueError("in a thread")
+        thread = threading.Thread(target=fail)
+        thread.start()
+        thread.join()
+        raise KeyError("a bug")
+    """
+    ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (1, "")
+    events = [json.loads(line)["event"] for line in ended.stderr.splitlines()]
+    assert "this is odd" in events[0]
+    assert events[1:] == ["uncaught ValueError: in a thread", "uncaught KeyError: 'a bug'"]
 
 
 def test_the_runtime_folder_is_private_and_removed(model: Path) -> None:
@@ -201,6 +260,97 @@ def test_the_runtime_folder_is_private_and_removed(model: Path) -> None:
         served.process.send_signal(signal.SIGTERM)
         assert served.wait_for_exit() == 0
         assert not folder.exists()
+
+
+def test_the_runtime_folder_of_a_killed_server_is_removed_by_the_next(tmp_path: Path, short_tmp: Path) -> None:
+    env = {"TMPDIR": str(short_tmp)}
+    with serving(make_model(tmp_path / "m1"), env=env) as killed:
+        killed.wait_for_state("ready")
+        killed.process.kill()
+        killed.wait_for_exit()
+    (left,) = short_tmp.glob("voltserve-*")
+    with serving(make_model(tmp_path / "m2"), env=env) as served:
+        served.wait_for_state("ready")
+        (own,) = short_tmp.glob("voltserve-*")
+        assert own != left
+        with serving(make_model(tmp_path / "m3"), env=env) as beside:
+            beside.wait_for_state("ready")
+            assert len(list(short_tmp.glob("voltserve-*"))) == 2, "one that lives stays"
+        assert served.post().status_code == 200
+    assert not list(short_tmp.glob("voltserve-*"))
+
+
+async def test_no_room_for_a_socket_is_told_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket.socket, "bind", _refuse)
+    with pytest.raises(PreflightError, match=r"progress\.sock: No space left on device; set TMPDIR"):
+        await receive_progress(Path("/nowhere/progress.sock"), print, print)
+
+
+def _refuse(*_: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_runtime_folder_that_cannot_be_written_for_a_while_delays_a_restart_only(
+    tmp_path: Path, short_tmp: Path
+) -> None:
+    with serving(make_model(tmp_path / "m"), env={"TMPDIR": str(short_tmp)}) as served:
+        served.wait_for_state("ready")
+        (folder,) = short_tmp.glob("voltserve-*")
+        engine = served.engine_pids()[0]
+        (folder / "engine.sock").unlink()
+        (folder / "engine.sock").mkdir()  # which cannot be unlinked, as on a file system that went read-only
+        os.kill(engine, signal.SIGKILL)
+        wait_for(lambda: "cannot be started: " in str(served.health()[1]["last_exit"]), "a start that cannot be")
+        (folder / "engine.sock").rmdir()
+        served.wait_for_state("ready")
+
+
+def test_sighup_is_an_orderly_end_however_often_it_comes(tmp_path: Path, short_tmp: Path) -> None:
+    env = {"TMPDIR": str(short_tmp)}
+    with serving(make_model(tmp_path / "m"), env=env) as served:
+        served.wait_for_state("ready")
+        results: list[httpx.Response] = []
+        thread = threading.Thread(target=lambda: results.append(served.post(stream=True, fake=SLOW)))
+        thread.start()
+        wait_for(lambda: served.stats()["running"] == 1, "a stream runs")
+        served.process.send_signal(signal.SIGHUP)
+        assert served.wait_for_state("draining")["reason"] == "SIGHUP came"
+        served.process.send_signal(signal.SIGHUP)
+        thread.join(LIMIT)
+        assert "[DONE]" in results[0].text
+        assert served.wait_for_exit() == 0
+    assert not list(short_tmp.glob("voltserve-*"))
+
+
+def test_under_nohup_a_terminal_may_close(model: Path) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the server inherits it
+    try:
+        with serving(model) as served:
+            served.wait_for_state("ready")
+            served.process.send_signal(signal.SIGHUP)
+            assert served.post(fake=SLOW).status_code == 200
+            assert served.health()[1]["state"] == "ready"
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_streams_of_an_engine_that_hangs_end_when_it_is_given_up_and_not_when_it_is_gone(tmp_path: Path) -> None:
+    model = make_model(tmp_path / "m", ignore_sigterm=True)
+    flags = ("--heartbeat-timeout", "0.5", "--step-timeout", "1", "--hang-timeout", "0.5", "--stop-timeout", "8")
+    with serving(model, *flags) as served:
+        served.wait_for_state("ready")
+        engine = served.engine_pids()[0]
+        texts: list[str] = []
+        thread = threading.Thread(target=lambda: texts.append(served.post(stream=True, fake=SLOW).text))
+        thread.start()
+        wait_for(lambda: served.stats()["running"] == 1, "a stream runs")
+        (model / "hung").touch()
+        served.wait_for_state("failed")
+        thread.join(LIMIT)
+        assert alive(engine), "the stream ended only with the engine"
+        assert "the engine broke off this request (it was given up); the engine is failed: hung: " in texts[0]
+        (model / "hung").unlink()
+        served.wait_for_state("ready")
 
 
 def test_the_server_answers_quickly_while_the_engine_is_stopped(model: Path) -> None:

@@ -2,11 +2,13 @@
 
 import os
 import signal
+import threading
+import time
 from pathlib import Path
 
 import httpx
 
-from tests.server.conftest import Served, alive, make_model, serving, wait_for
+from tests.server.conftest import LIMIT, Served, alive, make_model, serving, wait_for
 
 FILE = """
 schema: 1
@@ -95,3 +97,33 @@ def test_serve_ends_once_no_engine_can_ever_work(tmp_path: Path) -> None:
         assert served.wait_for_exit() == 65
         assert (two / "starts").read_text() == "1"
         assert "serve ends" in served.log.read_text()
+
+
+def test_of_two_replicas_one_that_hangs_loses_its_streams_and_nothing_else(tmp_path: Path) -> None:
+    one, two = make_model(tmp_path / "one"), make_model(tmp_path / "two")
+    file = tmp_path / "engines.yaml"
+    file.write_text(FILE.format(one=one, two=two))
+    flags = ("--heartbeat-timeout", "0.5", "--hang-timeout", "0.5", "--stop-timeout", "10")
+    with serving(one, "--engines", str(file), *flags, with_model=False) as served:
+        wait_for(lambda: set(states(served).values()) == {"ready"}, f"all ready; {served.log.read_text()[-2000:]}")
+        answers: list[tuple[bool, httpx.Response]] = []
+
+        def ask(stream: bool) -> None:
+            answers.append((stream, served.post(model="one", stream=stream, fake={"tokens": 120, "delay": 0.05})))
+
+        threads = [threading.Thread(target=ask, args=(stream,)) for stream in (True, True, False, False) * 2]
+        for thread in threads:
+            thread.start()
+            time.sleep(0.05)  # each goes to the least busy
+        hung = pids(served)["one"][0]
+        time.sleep(1.5)
+        os.kill(hung, signal.SIGSTOP)
+        wait_for(lambda: "failed" in states(served).values(), "the hung one is given up")
+        for thread in threads:
+            thread.join(LIMIT)
+        assert alive(hung), "its requests ended only with it"
+        assert [answer.status_code for _, answer in answers] == [200] * 8
+        ends = ["engine_unavailable" in answer.text for stream, answer in answers if stream]
+        assert set(ends) == {False, True}, "those of one replica end with an error, unless no byte had come"
+        assert not any("error" in answer.text for stream, answer in answers if not stream)
+        wait_for(lambda: set(states(served).values()) == {"ready"}, "it is back")

@@ -52,6 +52,24 @@ def test_the_curl_line_survives_a_shell(config: Config) -> None:
     assert "models/it's 中文" in words[-1]
 
 
+def test_the_curl_line_has_a_key_where_keys_are_needed(config: Config) -> None:
+    assert "Authorization" not in ready_lines(config, URL)[1]
+    words = shlex.split(ready_lines(config.model_copy(update={"keys_file": "keys.json"}), URL)[1])
+    assert "Authorization: Bearer YOUR_KEY" in words
+
+
+def test_a_terminal_that_has_closed_stops_nothing(config: Config) -> None:
+    class Closed(io.StringIO):
+        def write(self, _: str) -> int:
+            raise OSError(5, "Input/output error")
+
+    show = LiveReporter(config, URL, Console(file=Closed(), force_terminal=True, width=100))
+    for one in START:
+        show.show(one)
+        show.write("a log line")
+    show.close()
+
+
 def test_a_pipe_gets_a_line_for_each_phase_and_the_ready_lines_once(
     config: Config, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -41,7 +41,7 @@ def test_without_quantized_activations_it_is_weight_only():
         ({"data_type": "mx_fp", "group_size": 32}, r"data_type: expected 'nv_fp' \(NVFP4\), got 'mx_fp' \(MXFP4\)"),
         ({"packing_format": "auto_round:auto_gptq"}, "packing_format: expected 'auto_round:llm_compressor', got"),
         ({"data_type": "int"}, "data_type: expected 'nv_fp', got 'int'"),
-        ({"data_type": None}, "data_type: expected str, got None"),
+        ({"data_type": None}, "data_type: expected a string, got null"),
         ({"bits": 8}, "bits: expected 4, got 8"),
         ({"group_size": 128}, "group_size: expected 16 or 32, got 128"),
         (

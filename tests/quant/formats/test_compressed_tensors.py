@@ -229,15 +229,15 @@ def test_published_configs_are_read(strategy):
     [
         (("quant_method",), "gptq", r"quant_method: expected 'compressed-tensors', got 'gptq'"),
         (("format",), "mxfp4-pack-quantized", r"format: expected 'nvfp4-pack-quantized', got 'mxfp4"),
-        (("format",), 4, r"format: expected str, got 4"),
-        (("ignore",), "lm_head", r"ignore: expected list, got 'lm_head'"),
+        (("format",), 4, r"format: expected a string, got 4"),
+        (("ignore",), "lm_head", r"ignore: expected a list, got 'lm_head'"),
         (("ignore",), [1], r"ignore: expected names, got \[1\]"),
         (("config_groups",), {}, r"config_groups: expected one scheme for all, got 0"),
-        (("config_groups", "group_0"), None, r"config_groups: group_0: expected dict, got None"),
+        (("config_groups", "group_0"), None, r"config_groups: group_0: expected an object, got null"),
         (
             ("config_groups", "group_0", "targets"),
             ["Conv2d"],
-            r"group_0\.targets: expected \['Linear'\], got \['Conv2d'\]",
+            r'group_0\.targets: expected \["Linear"\], got \["Conv2d"\]',
         ),
         (("config_groups", "group_0", "weights", "num_bits"), 8, r"weights\.num_bits: expected 4, got 8"),
         (("config_groups", "group_0", "weights", "type"), "int", r"weights\.type: expected 'float', got 'int'"),
@@ -248,7 +248,7 @@ def test_published_configs_are_read(strategy):
             "torch.uint8",
             r"scale_dtype: expected .*got 'torch.uint8'",
         ),
-        (("config_groups", "group_0", "weights", "dynamic"), True, r"dynamic: expected False, got True"),
+        (("config_groups", "group_0", "weights", "dynamic"), True, r"dynamic: expected false, got true"),
     ],
 )
 def test_a_config_that_is_not_nvfp4_is_refused_naming_the_key(path, value, message):

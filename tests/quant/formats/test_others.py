@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from quant.formats.others import OTHERS, on_volta
+from quant.formats.others import OTHERS, meets
 
 
 def compressed(**weights: Any) -> dict[str, Any]:
@@ -45,7 +45,7 @@ REFUSED = {
 
 @pytest.mark.parametrize(("data", "asked", "name"), RUNS.values(), ids=RUNS)
 def test_what_runs_on_a_v100_says_by_which_kernels(data: dict[str, Any] | None, asked: str | None, name: str) -> None:
-    met = on_volta(data, asked)
+    met = meets(data, asked)
     assert met is not None
     assert met[0] == name
     assert "kernels" in met[1].volta
@@ -53,7 +53,7 @@ def test_what_runs_on_a_v100_says_by_which_kernels(data: dict[str, Any] | None, 
 
 @pytest.mark.parametrize(("data", "asked", "why"), REFUSED.values(), ids=REFUSED)
 def test_what_does_not_says_why_and_what_to_do(data: dict[str, Any] | None, asked: str | None, why: str) -> None:
-    met = on_volta(data, asked)
+    met = meets(data, asked)
     assert met is not None
     assert not met[1].volta
     assert why in met[1].why
@@ -62,7 +62,7 @@ def test_what_does_not_says_why_and_what_to_do(data: dict[str, Any] | None, aske
 
 @pytest.mark.parametrize(("data", "asked"), [(None, None), ({"quant_method": "new"}, None), ({}, "quasarnvfp4")])
 def test_nothing_is_said_of_what_is_unknown_or_not_quantized(data: dict[str, Any] | None, asked: str | None) -> None:
-    assert on_volta(data, asked) is None
+    assert meets(data, asked) is None
 
 
 def test_a_row_says_either_what_computes_it_or_why_nothing_does() -> None:

@@ -34,14 +34,14 @@ def test_the_file_has_the_documented_keys(tmp_path):
     ("key", "value", "message"),
     [
         ("quantization_format", "gptq", "quantization_format: expected 'quasarnvfp4', got 'gptq'"),
-        ("quantization_format", None, "quantization_format: expected str, got None"),
+        ("quantization_format", None, "quantization_format: expected a string, got null"),
         ("version", 2, "version: expected 1, got 2"),
-        ("version", True, "version: expected int, got True"),
+        ("version", True, "version: expected an integer, got true"),
         ("block_size", 64, "block_size: expected 16 or 32, got 64"),
-        ("block_size", "16", "block_size: expected int, got '16'"),
-        ("block_size", 16.0, "block_size: expected int, got 16.0"),
+        ("block_size", "16", "block_size: expected an integer, got '16'"),
+        ("block_size", 16.0, "block_size: expected an integer, got 16.0"),
         ("scale_policy", "", "scale_policy: expected a name, got ''"),
-        ("scale_policy", 3, "scale_policy: expected str, got 3"),
+        ("scale_policy", 3, "scale_policy: expected a string, got 3"),
         (
             "blocksize",
             16,
@@ -66,7 +66,7 @@ def test_a_malformed_value_is_named_with_expected_got_and_remedy(tmp_path, key, 
 def test_a_missing_key_is_named(tmp_path, key):
     (tmp_path / "quantize_config.json").write_text(json.dumps({name: VALID[name] for name in VALID if name != key}))
 
-    with pytest.raises(QuantError, match=rf"quantize_config\.json: {key}: expected (str|int), got nothing"):
+    with pytest.raises(QuantError, match=rf"quantize_config\.json: {key}: expected (a string|an integer), got nothing"):
         quantize_config.read(tmp_path)
 
 

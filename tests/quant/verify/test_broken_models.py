@@ -312,17 +312,17 @@ BROKEN: dict[str, tuple[Change, str, str, str, str, str, str]] = {
     ),
     "the config is MXFP4's": (
         weights(group_size=32, scale_dtype="torch.uint8"),
-        *("error", "format", "weights.scale_dtype", "", "None or 'torch.float8_e4m3fn'", "'torch.uint8'"),
+        *("error", "format", "weights.scale_dtype", "", "null or 'torch.float8_e4m3fn'", "'torch.uint8'"),
     ),
     "the config declares FP8": (
         data("config.json", lambda config: config.update(quantization_config={"quant_method": "fp8"})),
         *(
             "error",
             "format",
-            "quant_method",
+            "config.json: quant_method",
             "",
-            "one of compressed-tensors",
-            "'fp8' (FP8, 8-bit float weights; on a V100: vLLM demands 7.5)",
+            "a quantization that a V100 has kernels for",
+            "fp8 (FP8, 8-bit float weights): vLLM demands 7.5",
         ),
     ),
     "the config declares no quantization": (

@@ -35,7 +35,7 @@ def test_a_manifest_with_upper_case_and_binary_marks_is_read(tmp_path):
 def test_a_changed_small_file_is_found_too(tmp_path):
     model = write_model(tmp_path / "model")
     verify(model, manifest="write")
-    (model / "tokenizer.json").write_text("{}")
+    (model / "tokenizer.json").write_text('{"model": {"vocab": {"b": 0}}}')
 
     (finding,) = verify(model).findings
 

@@ -60,7 +60,7 @@ def test_a_status_arrives_with_its_times_seen_from_here() -> None:
 
 
 def test_gpus_are_told_apart_by_their_replica() -> None:
-    sent = [Reading(0, "V100", 1, 2, 40), Reading(1, "V100", 1, 2, None)]
+    sent = [Reading(0, "V100", 1, 2, 40), Reading(1, "V100", 1, 2, None, 3, ("power cap",), "lost")]
     assert [one.index for one in gpus_from(gpu_messages(sent), "m-1")] == ["m-1/0", "m-1/1"]
 
 

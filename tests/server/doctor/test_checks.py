@@ -10,7 +10,20 @@ from server.doctor.trial import Trial
 
 from .test_nvml import reading
 
-HOST = Host(8, 64 * GIB, 16 * GIB, (1024, 65536), False, False, False, ("/dev/nvidia0",), "127.0.0.1:8000", "")
+HOST = Host(
+    cores=8,
+    memory_available=64 * GIB,
+    shared_memory=16 * GIB,
+    open_files=(1024, 65536),
+    locked_memory=-1,
+    affinity=frozenset(range(8)),
+    container=False,
+    docker=False,
+    container_toolkit=False,
+    device_nodes=("/dev/nvidia0",),
+    address="127.0.0.1:8000",
+    port_problem="",
+)
 DISK = Disk("m/model.safetensors", 20_000_000_000, "nvme0n1", False, 268_000_000, 0.134, "direct")
 GPUS = reading("v100x2-pcie").gpus
 PAIR = {"source": 0, "destination": 1, "peer_access": True, "wrong": 0, "bytes": 4, "gb_per_s": 11.5}
@@ -55,6 +68,16 @@ def test_several_gpus_need_shared_memory(size: int | None, gpus: int, expected: 
 @pytest.mark.parametrize(("hard", "expected"), [(-1, "ok"), (4096, "ok"), (1024, "warning")])
 def test_the_limit_of_open_files_is_judged(hard: int, expected: str) -> None:
     assert level(replace(HOST, open_files=(1024, hard)), "ulimit") == expected
+
+
+@pytest.mark.parametrize(
+    ("limit", "gpus", "expected"), [(-1, 2, "ok"), (GIB, 2, "ok"), (8 * 2**20, 2, "warning"), (8 * 2**20, 1, "ok")]
+)
+def test_several_gpus_need_locked_memory(limit: int, gpus: int, expected: str) -> None:
+    host = replace(HOST, locked_memory=limit)
+    finding = next(one for one in check_host(host, gpus, 0) if one.what == "locked memory")
+    assert finding.level == expected
+    assert ("memlock" in finding.remedy) == (expected == "warning")
 
 
 def test_little_memory_is_warned_about() -> None:

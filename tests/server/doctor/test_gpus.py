@@ -23,7 +23,8 @@ def of(check: str, name: str = "v100x2-pcie", **changes: Any) -> Finding:
 @pytest.mark.parametrize("name", ["v100x2-pcie", "v100x2-sxm2"])
 def test_healthy_v100s_are_fine(name: str) -> None:
     assert {finding.level for finding in findings(name)} <= {"ok", "info"}
-    assert {"driver", "capability", "temperature", "ecc", "pcie", "topology"} <= {f.check for f in findings(name)}
+    checks = {"driver", "capability", "temperature", "power", "persistence", "ecc", "topology"}
+    assert checks <= {f.check for f in findings(name)}
 
 
 @pytest.mark.parametrize(
@@ -47,13 +48,14 @@ def test_a_driver_without_gpus_is_an_error() -> None:
 
 def test_every_gpu_s_capability_counts_not_only_the_first_one_s() -> None:
     found = findings(nvmlDeviceGetCudaComputeCapability=[8, 0])
-    mixed = next(finding for finding in found if finding.level == "error")
+    mixed = next(finding for finding in found if finding.expected == "GPUs of one kind")
+    assert mixed.level == "warning"
     assert "GPU 0: Tesla V100-PCIE-16GB (8.0), GPU 1: Tesla V100-PCIE-16GB (7.0)" in mixed.got
     assert "CUDA_VISIBLE_DEVICES" in mixed.remedy
 
 
 def test_cards_of_different_size_are_mixed_too() -> None:
-    assert of("capability", nvmlDeviceGetMemoryInfo={"total": 2**35, "used": 0}).level == "error"
+    assert of("capability", nvmlDeviceGetMemoryInfo={"total": 2**35, "used": 0}).level == "warning"
 
 
 def test_other_gpus_than_v100s_are_warned_about() -> None:
@@ -108,10 +110,37 @@ def test_retired_pages_are_told(pending: int, level: str) -> None:
     assert finding.got.startswith("2 retired")
 
 
-def test_a_narrow_link_is_warned_about_and_a_low_generation_is_not() -> None:
-    finding = of("pcie", nvmlDeviceGetCurrPcieLinkWidth=4)
-    assert (finding.level, finding.expected, finding.got) == ("warning", "x16", "x4, generation 3")
-    assert of("pcie", nvmlDeviceGetCurrPcieLinkGeneration=1).level == "ok"
+@pytest.mark.parametrize(
+    ("celsius", "slowdown", "level"), [(82, 84, "warning"), (77, 84, "info"), (76, 84, "ok"), (84, 90, "info")]
+)
+def test_a_card_that_slows_down_early_is_warned_about_earlier(celsius: int, slowdown: int, level: str) -> None:
+    finding = of("temperature", nvmlDeviceGetTemperature=celsius, nvmlDeviceGetTemperatureThreshold=slowdown)
+    assert finding.level == level
+    assert finding.got == f"{celsius} °C, and it slows itself down at {slowdown}"
+
+
+@pytest.mark.parametrize(("fans", "says"), [(0, "is passive"), (2, "Improve the air flow")])
+def test_a_hot_or_throttled_card_s_remedy_depends_on_its_cooling(fans: int, says: str) -> None:
+    hot = of("temperature", nvmlDeviceGetTemperature=86, nvmlDeviceGetNumFans=fans)
+    slow = of("throttling", nvmlDeviceGetCurrentClocksThrottleReasons=0x20, nvmlDeviceGetNumFans=fans)
+    assert says in hot.remedy
+    assert says in slow.remedy
+    braked = of("throttling", nvmlDeviceGetCurrentClocksThrottleReasons=0x80, nvmlDeviceGetNumFans=fans)
+    assert "power supply" in braked.remedy
+
+
+@pytest.mark.parametrize(("milliwatts", "level", "got"), [(250000, "ok", "250 W"), (180000, "info", "180 W")])
+def test_a_lowered_power_limit_is_told_with_the_default(milliwatts: int, level: str, got: str) -> None:
+    finding = of("power", nvmlDeviceGetPowerManagementLimit=milliwatts)
+    assert (finding.level, finding.expected, finding.got) == (level, "250 W, the default", got)
+    assert ("-pl 250" in finding.remedy) == (level == "info")
+
+
+@pytest.mark.parametrize(("on", "level"), [(1, "ok"), (0, "warning")])
+def test_persistence_mode_is_judged(on: int, level: str) -> None:
+    finding = of("persistence", nvmlDeviceGetPersistenceMode=on)
+    assert finding.level == level
+    assert ("-pm 1" in finding.remedy) == (level == "warning")
 
 
 def test_a_card_in_use_names_the_processes() -> None:

@@ -1,4 +1,7 @@
-"""The reading of NVML, from recordings: a real one of two H200, and two of V100s made after its form."""
+"""The reading of NVML, from recordings: a real one of two H200, and two of V100s made after its form.
+
+What doctor asks since (cooling, power, persistence mode, BAR1, use) was recorded of one H200 and stands for both.
+"""
 
 import json
 from pathlib import Path
@@ -64,6 +67,13 @@ def test_v100s_on_pcie_have_no_links() -> None:
         "nvmlDeviceGetP2PStatus",
         "nvmlDeviceGetComputeRunningProcesses",
         "nvmlDeviceGetCurrentClocksThrottleReasons",
+        "nvmlDeviceGetTemperatureThreshold",
+        "nvmlDeviceGetNumFans",
+        "nvmlDeviceGetPersistenceMode",
+        "nvmlDeviceGetPowerManagementLimit",
+        "nvmlDeviceGetPowerManagementDefaultLimit",
+        "nvmlDeviceGetBAR1MemoryInfo",
+        "nvmlDeviceGetUtilizationRates",
     ],
 )
 def test_what_a_card_does_not_say_is_unknown_and_the_rest_is_read(function: str) -> None:

@@ -1,9 +1,11 @@
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import uvloop
 
 from server.gateway.exchange import HIGH_WATER, EngineGoneError, EngineSocket
 
@@ -161,6 +163,91 @@ async def test_a_resting_connection_that_the_engine_closes_is_not_used_again(tmp
             for _ in range(3):
                 assert (await ask(exchange))[2] == b"ab"
                 await asyncio.sleep(0.1)
+
+
+class Closing:
+    """An engine that closes each connection some time after a whole response, as vLLM's server does where something is
+    raised after it, without a word in the response. Counts the requests it has read.
+    """
+
+    def __init__(self, status: bytes, delay: float | None) -> None:
+        self._status = status
+        self._delay = delay
+        self.read = 0
+
+    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        self.read += 1
+        writer.write(b"HTTP/1.1 %b\r\ncontent-length: 2\r\n\r\nab" % self._status)
+        writer.transport.pause_reading()  # type: ignore[attr-defined]  # what comes now stays unread
+        if self._delay is not None:
+            await asyncio.sleep(self._delay)
+
+
+@pytest.mark.parametrize("status", [b"200 OK", b"400 Bad Request", b"500 Internal Server Error"])
+@pytest.mark.parametrize("delay", [None, 0, 0.001, 0.003])
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+def test_a_connection_closed_just_as_a_request_is_put_on_it_costs_no_request(
+    tmp_path: Path, status: bytes, delay: float | None, run: Callable[[Coroutine[None, None, None]], None]
+) -> None:
+    handler = Closing(status, delay)
+
+    async def clients() -> None:
+        async with engine(tmp_path, handler) as socket:
+            with contextlib.closing(EngineSocket(socket)) as exchange:
+
+                async def client(index: int) -> None:
+                    for _ in range(25):
+                        assert (await ask(exchange))[2] == b"ab"
+                        await asyncio.sleep(0.0005 * index)
+
+                await asyncio.gather(*map(client, range(4)))
+
+    with ThreadPoolExecutor(1) as thread:  # pytest's own loop belongs to this one
+        thread.submit(run, clients()).result()
+    assert handler.read == 100, "a request was begun twice"
+
+
+@pytest.mark.parametrize("body", [b"", b"x" * 2_000_000], ids=["small", "large"])
+async def test_a_request_that_the_engine_has_read_is_not_asked_again(tmp_path: Path, body: bytes) -> None:
+    seen = 0
+
+    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal seen
+        for _ in range(2):
+            await reader.readuntil(b"\r\n\r\n")
+            await reader.readexactly(len(body))
+            seen += 1
+            if seen == 2:
+                return
+            writer.write(OK + b"content-length: 2\r\n\r\nab")
+
+    async with engine(tmp_path, handler) as socket:
+        with contextlib.closing(EngineSocket(socket)) as exchange:
+            async with exchange("POST", b"/", [], body) as answer:
+                assert [chunk async for chunk in answer.chunks()] == [b"ab"]
+            with pytest.raises(EngineGoneError, match="closed the connection"):
+                async with exchange("POST", b"/", [], body):
+                    pass
+    assert seen == 2
+
+
+async def test_a_request_on_its_way_to_an_engine_that_is_given_up_ends_at_once(tmp_path: Path) -> None:
+    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+
+    async with engine(tmp_path, handler) as socket:
+        with contextlib.closing(EngineSocket(socket)) as exchange:
+            asking = [asyncio.create_task(ask(exchange)) for _ in range(3)]
+            await asyncio.sleep(0)  # they connect
+            exchange.break_off("it hangs")
+            await asyncio.sleep(0.05)
+            late = asyncio.create_task(ask(exchange))
+            await asyncio.sleep(0.05)
+            exchange.break_off("it hangs")
+            results = await asyncio.wait_for(asyncio.gather(*asking, late, return_exceptions=True), 10)
+    assert [type(result) for result in results] == [EngineGoneError] * 4
+    assert str(results[3]) == "it hangs"
 
 
 @pytest.mark.parametrize(

@@ -84,6 +84,31 @@ async def test_the_log_names_the_key_and_never_shows_it(file: Path) -> None:
     assert "wrong-secret" not in str(logs)
 
 
+@pytest.mark.parametrize(
+    ("trusted", "proxy", "told_apart"),
+    [
+        ((), "172.18.0.5", False),
+        (("172.16.0.0/12",), "172.18.0.5", True),
+        (("10.0.0.7", "172.18.0.5"), "172.18.0.5", True),
+        (("172.16.0.0/12",), "192.0.2.9", False),
+        (("*",), "192.0.2.9", True),
+    ],
+)
+async def test_clients_of_a_trusted_proxy_are_limited_each_by_itself(
+    trusted: tuple[str, ...], proxy: str, told_apart: bool
+) -> None:
+    flags = ("--forwarded-allow-ips", *trusted) if trusted else ()
+    here = InProcess("--requests-per-minute", "1", *flags)
+    client = here.connect(proxy)
+    content = {"model": "m", "prompt": "Hi"}
+    for address, status in (("203.0.113.1", 200), ("203.0.113.2", 200 if told_apart else 429), ("203.0.113.1", 429)):
+        with structlog.testing.capture_logs() as logs:
+            reply = await client.post("/v1/completions", json=content, headers={"x-forwarded-for": address})
+        assert reply.status_code == status
+        seen = [line["client"] for line in logs if line["event"] == "request"]
+        assert seen == [address if told_apart else proxy]
+
+
 async def test_pages_of_the_origins_given_may_call_and_no_others() -> None:
     here = InProcess("--cors-origins", "https://app.example", "http://localhost:3000")
     asked = {"access-control-request-method": "POST", "access-control-request-headers": "authorization,x-stainless-os"}

@@ -157,6 +157,50 @@ async def test_a_response_whose_engine_failed_is_not_looked_for_elsewhere() -> N
     assert (reply.status_code, error_of(reply)["code"]) == (404, "response_not_found")
 
 
+@pytest.mark.parametrize(
+    ("events", "outcome"),
+    [
+        (b'data: {"error": {"message": "x", "code": 400}}\n\ndata: [DONE]\n\n', 400),
+        (b'data: {"error": {"message": "x", "code": 503}}\n\n', 503),
+        (b'data: {"error": {"message": "x", "code": "odd"}}\n\n', 500),
+        (b'data: {"error": "x"}\n\n', 500),
+        (b'data: {"text": "data: {\\"error\\": 1}"}\n\ndata: [DONE]\n\n', 200),  # what a model wrote
+    ],
+)
+@pytest.mark.parametrize("step", [1, 7, 20, 1000])
+async def test_an_error_event_is_seen_however_a_stream_is_cut(events: bytes, outcome: int, step: int) -> None:
+    stream = b'data: {"a": 1}\n\n' + events
+    chunks = [stream[at : at + step] for at in range(0, len(stream), step)]
+    here = InProcess(engines=(streaming(Engine(), chunks),))
+    reply = await here.ask(stream=True)
+    assert (reply.status_code, reply.content) == (200, stream)
+    if step == 1000:  # of an event in pieces the code may come too late
+        assert counted(here) == [str(outcome)]
+    else:
+        assert (counted(here) == ["200"]) is (outcome == 200)
+
+
+def streaming(engine: Engine, chunks: list[bytes]) -> Engine:
+    """An engine that answers with a stream of these chunks."""
+
+    async def parts() -> AsyncIterator[bytes]:
+        for chunk in chunks:
+            yield chunk
+
+    @contextlib.asynccontextmanager
+    async def exchange(*_: object) -> AsyncIterator[Answer]:
+        yield Answered(200, [(b"content-type", b"text/event-stream; charset=utf-8")], parts)
+
+    engine.exchange = exchange
+    return engine
+
+
+def counted(here: InProcess) -> list[str]:
+    """The statuses of the requests so far."""
+    samples = [one for family in here.gateway.metrics.requests.collect() for one in family.samples]
+    return [one.labels["status"] for one in samples if one.name.endswith("_total") and one.value]
+
+
 def breaking(engine: Engine, *, chunks: tuple[bytes, ...] = ()) -> Engine:
     """An engine whose every answer ends after these chunks, as if its machine had lost its power."""
 

@@ -11,6 +11,8 @@ from openai import APIError, NotFoundError, OpenAI
 from tests.server.conftest import LIMIT, Served, wait_for
 from tests.server.gateway.inprocess import error_of
 
+JSON = {"Content-Type": "application/json"}
+
 
 @pytest.fixture
 def client(served: Served) -> OpenAI:
@@ -94,7 +96,8 @@ def test_a_client_that_leaves_ends_the_generation(served: Served, stream: bool) 
     body = {"model": str(served.model), "prompt": "Hi", "stream": stream, "fake": {"tokens": 3000, "delay": 0.02}}
     with socket.create_connection(served.url.removeprefix("http://").split(":"), LIMIT) as sock:  # type: ignore[arg-type]
         raw = json.dumps(body).encode()
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(raw)}\r\n\r\n"
+        fields = f"Host: x\r\nContent-Type: application/json\r\nContent-Length: {len(raw)}"
+        head = f"POST /v1/completions HTTP/1.1\r\n{fields}\r\n\r\n"
         sock.sendall(head.encode() + raw)
         wait_for(lambda: served.stats()["running"] == 1, "the generation runs")
     wait_for(lambda: served.stats()["aborted"] == before + 1, "the generation was aborted")
@@ -129,16 +132,77 @@ def test_requests_that_end_are_no_disconnects(served: Served) -> None:
     ],
 )
 def test_a_malformed_body_is_a_400(served: Served, body: bytes, message: str) -> None:
-    response = httpx.post(f"{served.url}/v1/chat/completions", content=body)
+    response = httpx.post(f"{served.url}/v1/chat/completions", content=body, headers=JSON)
     assert response.status_code == 400
     assert message in error_of(response)["message"]
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        JSON,
+        {"content-type": "Application/JSON;charset=UTF-8"},
+        {"content-type": "application/json ; charset=utf-8"},
+        {"content-type": "application/vnd.example.v1+json"},
+        {**JSON, "content-encoding": "identity"},
+    ],
+)
+def test_json_by_any_of_its_names_is_taken_and_reaches_the_engine_as_json(
+    served: Served, headers: dict[str, str]
+) -> None:
+    body = json.dumps({"model": str(served.model), "prompt": "Hi"}).encode()
+    assert httpx.post(f"{served.url}/v1/completions", content=body, headers=headers).status_code == 200
+    seen = served.stats()["headers"]
+    assert (seen["content-type"], "content-encoding" in seen) == ("application/json", False)
+
+
+@pytest.mark.parametrize(
+    ("headers", "advice"),
+    [
+        ({}, "there is no Content-Type: send the header `Content-Type: application/json`"),
+        ({"content-type": "application/x-www-form-urlencoded"}, "'application/x-www-form-urlencoded': send the header"),
+        ({"content-type": "text/plain"}, "send the header `Content-Type: application/json`"),
+        ({"content-type": "application/jsonl"}, "send the header"),
+        ({"content-type": "multipart/form-data; boundary=x"}, "send the header"),
+        ({**JSON, "content-encoding": "gzip"}, "'gzip': send the request body uncompressed"),
+        ({**JSON, "content-encoding": "identity, br"}, "send the request body uncompressed"),
+    ],
+)
+def test_a_body_of_another_kind_is_a_415_that_says_what_to_send(
+    served: Served, headers: dict[str, str], advice: str
+) -> None:
+    body = json.dumps({"model": str(served.model), "prompt": "Hi"}).encode()
+    response = httpx.post(f"{served.url}/v1/completions", content=body, headers=headers)
+    assert response.status_code == 415
+    error = error_of(response)
+    assert (error["type"], error["code"]) == ("invalid_request_error", "unsupported_media_type")
+    assert advice in error["message"]
+    assert response.headers.get("accept-encoding" if "content-encoding" in headers else "accept")
+
+
+def test_an_event_stream_is_neither_kept_nor_collected_on_its_way(served: Served) -> None:
+    stream = served.post(stream=True)
+    assert (stream.headers["cache-control"], stream.headers["x-accel-buffering"]) == ("no-cache", "no")
+    assert "x-accel-buffering" not in served.post().headers
+
+
+def test_a_stream_that_the_engine_ends_with_an_error_counts_as_one(served: Served) -> None:
+    answer = served.post(stream=True, fake={"tokens": 5, "error_after": 2})
+    assert answer.status_code == 200
+    events = answer.text.strip().split("\n\n")
+    assert json.loads(events[2].removeprefix("data: "))["error"]["message"] == "the cache is full"
+    assert events[3:] == ["data: [DONE]"]
+    name = 'voltserve_requests_total{method="POST",route="/v1/completions",status="400"}'
+    wait_for(lambda: f"{name} 1.0" in httpx.get(f"{served.url}/metrics").text, "it was counted")
+    line = next(one for one in served.log.read_text().splitlines() if answer.headers["x-request-id"] in one)
+    assert "status=400" in line
 
 
 @pytest.mark.parametrize("chunked", [False, True])
 def test_a_body_beyond_the_limit_is_a_413(served: Served, chunked: bool) -> None:
     body = json.dumps({"prompt": "x" * 3000}).encode()
     content: Any = iter([body[:1500], body[1500:]]) if chunked else body
-    response = httpx.post(f"{served.url}/v1/completions", content=content)
+    response = httpx.post(f"{served.url}/v1/completions", content=content, headers=JSON)
     assert response.status_code == 413
     assert error_of(response)["code"] == "request_too_large"
 

@@ -61,6 +61,28 @@ def test_gpus_of_another_machine_are_those_its_service_tells_of() -> None:
     assert got.gpus_problem == ""
 
 
+def test_a_lost_gpu_of_another_machine_is_named() -> None:
+    gpu = {
+        "index": 0,
+        "name": "V100",
+        "memory_used": 1,
+        "memory_total": 2,
+        "temperature": 41,
+        "throttle": ["power cap"],
+    }
+    lost = {
+        "index": 1,
+        "name": "V100",
+        "memory_used": None,
+        "memory_total": None,
+        "temperature": None,
+        "problem": "gone",
+    }
+    got = figures(None, reading(0.0, health={"state": "ready", "gpus": [gpu, lost]}))
+    assert got.gpus == (GpuReading(0, "V100", 1, 2, 41, ("power cap",)),)
+    assert got.gpus_problem == "GPU 1: gone"
+
+
 def test_the_curve_is_scaled_to_the_largest_rate_and_keeps_a_minute() -> None:
     history = History()
     for rate in (0.0, None, 50.0, 100.0):

@@ -82,3 +82,9 @@ def test_without_a_service_the_machine_is_still_watched() -> None:
     assert line["state"] == "no answer"
     assert "does not answer" in line["problem"]
     assert line["gpus"] or line["gpus_problem"]
+
+
+def test_a_lost_gpu_is_shown_beside_the_others() -> None:
+    text = shown(replace(READY, gpus=(GPU,), gpus_problem="GPU 1: GPU is lost"))
+    assert "GPU 1: GPU is lost" in text
+    assert GPU.name in text

@@ -8,13 +8,17 @@ import pytest
 from quant.errors import QuantError
 from quant.safetensors_header import Entry
 from server.plan.model import NotPlannedError, describe, layer_of, read_model
+from tests.quant.checkpoints import COMPRESSED_TENSORS, write_tokenizer
 
 from .models import dense, hybrid, model
 
 
 def write(folder: Path, config: dict[str, Any], shards: dict[str, dict[str, Entry]], *, index: bool) -> Path:
     """A model directory whose shards' data are holes."""
-    (folder / "config.json").write_text(json.dumps(config))
+    quantized = any(name.endswith("weight_packed") for entries in shards.values() for name in entries)
+    ignore = ["lm_head", "re:.*(visual|mtp|gate$|in_proj_[ab]$)"]
+    declared = {"quantization_config": COMPRESSED_TENSORS | {"ignore": ignore}} if quantized else {}
+    (folder / "config.json").write_text(json.dumps(declared | config))
     for shard, entries in shards.items():
         header, end = {}, 0
         for name, entry in entries.items():
@@ -25,6 +29,7 @@ def write(folder: Path, config: dict[str, Any], shards: dict[str, dict[str, Entr
         with (folder / shard).open("wb") as file:
             file.write(struct.pack("<Q", len(text)) + text)
             file.truncate(8 + len(text) + end)
+    write_tokenizer(folder)
     if index:
         weight_map = {name: shard for shard, entries in shards.items() for name in entries}
         (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
@@ -88,7 +93,7 @@ def test_a_shard_that_the_index_names_and_is_missing_is_named(tmp_path: Path) ->
     ("changes", "message"),
     [
         ({"num_hidden_layers": 0}, "num_hidden_layers: expected a positive number, got 0"),
-        ({"hidden_size": "5120"}, "hidden_size: expected int, got '5120'"),
+        ({"hidden_size": "5120"}, "hidden_size: expected an integer, got '5120'"),
         ({"vocab_size": None}, "vocab_size: expected a positive number"),
         ({"layer_types": ["full_attention"]}, "layer_types: expected 36 entries, got 1"),
     ],

@@ -14,6 +14,13 @@ from .models import dense
 from .test_model import write
 
 
+@pytest.fixture(autouse=True)
+def _no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine's own decisions are of no matter here, and asking for them starts a process."""
+    monkeypatch.setattr("server.servable.engine_decisions", lambda config: ((), None))
+    monkeypatch.setattr("server.explain.engine_decisions", lambda config: ((), None))
+
+
 def config(model: Path, *flags: str, gpus: int = 2) -> Config:
     cards = tuple(Device("Tesla V100-PCIE-16GB", f"GPU-{index}", "7.0", 16, nvlink=False) for index in range(gpus))
     return load_config(["--model", str(model), *flags], {}, lambda: Devices(cards))

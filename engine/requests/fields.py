@@ -1,0 +1,100 @@
+"""What requests may hold beyond what vLLM's own models check: numbers, texts, and fields without a meaning here."""
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from engine.requests.errors import BUDGETS, RequestError, dotted, shown
+
+IGNORED_HEADER = "x-voltserve-ignored"
+MAX_NAMED = 16  # fields that the header names
+
+# Fields of OpenAI's that ask for nothing which an answer shows: whose request it is, how it is billed and kept.
+QUIET = frozenset(
+    "user metadata store service_tier safety_identifier prompt_cache_key prompt_cache_retention".split()  # noqa: SIM905
+)
+
+# Numbers beyond these are no numbers to numpy, torch or msgpack, through which a request goes.
+LOWEST, HIGHEST = -(2**63), 2**64 - 1
+_HEADER_SAFE = re.compile(r"[\w.-]{1,64}", re.ASCII)
+
+Check = Callable[[Any, Mapping[str, Any]], bool]
+
+
+def _given(value: Any, _: Mapping[str, Any]) -> bool:
+    return bool(value)
+
+
+def _more_than_n(value: Any, body: Mapping[str, Any]) -> bool:
+    return value is not None and value != (body.get("n") or 1)
+
+
+def _not_text(value: Any, _: Mapping[str, Any]) -> bool:
+    return value not in (None, [], ["text"])
+
+
+# Fields of OpenAI's that would change the answer, and do not here: when they are refused, and what to do.
+REFUSED: Mapping[str, Mapping[str, tuple[Check, str]]] = {
+    "/v1/completions": {
+        "best_of": (_more_than_n, "is not supported beyond n: ask for n and choose among the answers"),
+    },
+    "/v1/chat/completions": {
+        "functions": (_given, "is not supported: use tools"),
+        "function_call": (_given, "is not supported: use tool_choice"),
+        "audio": (_given, "is not supported: answers are text"),
+        "modalities": (_not_text, 'is not supported beyond ["text"]: answers are text'),
+        "web_search_options": (_given, "is not supported: this server searches nothing"),
+    },
+    "/v1/responses": {
+        "conversation": (_given, "is not supported: send the conversation as input"),
+    },
+}
+
+
+def check(path: str, body: Mapping[str, Any]) -> None:
+    """Refuses what no request may hold. Raises RequestError."""
+    _check_values(body, ())
+    for name, (wrong, why) in REFUSED.get(path, {}).items():
+        if name in body and wrong(body[name], body):
+            raise RequestError(f"{name}: {shown(body[name])} {why}", name, "unsupported_value")
+
+
+def ignored(body: Mapping[str, Any], known: Iterable[str], path: str) -> str:
+    """The header's value: the fields that were given and mean nothing here; empty where there are none."""
+    expected = QUIET.union(known, REFUSED.get(path, {}))
+    names = [name for name, value in body.items() if name not in expected and value is not None]
+    told = [name for name in names if _HEADER_SAFE.fullmatch(name)][:MAX_NAMED]
+    if len(told) < len(names):
+        told.append("...")
+    return ", ".join(told)
+
+
+def _check_values(value: Any, where: tuple[str | int, ...]) -> None:
+    if isinstance(value, str):
+        if not value.isascii():
+            _check_text(value, where)
+    elif isinstance(value, dict):
+        for name, inner in value.items():
+            _check_text(name, where)
+            _check_values(inner, (*where, name))
+    elif isinstance(value, list):
+        if set(map(type, value)) == {int} and LOWEST <= min(value) <= max(value) <= HIGHEST:
+            return  # as of a prompt of tokens, at once
+        for index, inner in enumerate(value):
+            _check_values(inner, (*where, index))
+    elif isinstance(value, int):
+        # Of a number of tokens vLLM says how many there can be.
+        if not LOWEST <= value <= HIGHEST and where[0] not in BUDGETS:
+            message = f"{dotted(where)}: expected a number of at most 64 bits, got {shown(value)}"
+            raise RequestError(message, dotted(where))
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise RequestError(f"{dotted(where)}: expected a finite number, got {value}", dotted(where))
+
+
+def _check_text(text: str, where: tuple[str | int, ...]) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        path = dotted(where) or None
+        raise RequestError(f"{path or 'the body'}: expected Unicode text, got half a surrogate pair", path) from None

@@ -1,0 +1,37 @@
+"""Prompts that end inside of a character: only what was generated is returned."""
+
+from typing import Any
+
+from tokenizers.decoders import DecodeStream  # type: ignore[import-untyped]
+
+UNFINISHED = "\ufffd"  # what a tokenizer makes of bytes that are no whole character
+LONGEST = 3  # bytes of a character that can be there without the last, and tokens, of a byte each at least
+
+
+def after_whole_characters(original: Any) -> Any:
+    """vLLM's FastIncrementalDetokenizer, which would return a prompt's text with the first generated token."""
+
+    class FastIncrementalDetokenizer(original):  # type: ignore[misc]
+        def __init__(self, tokenizer: Any, request: Any) -> None:
+            super().__init__(tokenizer, request)
+            prompt = request.prompt_token_ids
+            whole = whole_characters(self.tokenizer, prompt)
+            if whole is not prompt:
+                self.stream = DecodeStream(ids=whole, skip_special_tokens=self.skip_special_tokens)
+
+    return FastIncrementalDetokenizer
+
+
+def whole_characters(tokenizer: Any, prompt: list[int] | None) -> list[int] | None:
+    """The prompt without the tokens at its end that are part of a character; the prompt itself where it has none."""
+    if not prompt or not _ends_inside(tokenizer, prompt):
+        return prompt
+    for dropped in range(1, min(LONGEST, len(prompt)) + 1):
+        if not _ends_inside(tokenizer, prompt[:-dropped]):
+            return prompt[:-dropped]
+    return []
+
+
+def _ends_inside(tokenizer: Any, tokens: list[int]) -> bool:
+    text: str = tokenizer.decode(tokens[-2 * LONGEST :], skip_special_tokens=False)
+    return text.endswith(UNFINISHED)

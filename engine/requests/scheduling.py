@@ -1,0 +1,182 @@
+"""vLLM's schedulers, failing the one request that cannot go on.
+
+A request fails where its row of logits has no token (rows.py), and where its grammar fails: a failed grammar allows
+nothing, so that its row has no token. Everything else of a step goes on. The client sees the error as vLLM's.
+"""
+
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from vllm.config import VllmConfig
+from vllm.logger import init_logger
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.request import Request, RequestStatus
+from vllm.v1.structured_output import StructuredOutputManager
+from vllm.v1.structured_output.backend_types import StructuredOutputBackend, StructuredOutputGrammar
+
+from engine.requests import backends
+from engine.requests.rows import NO_TOKEN
+
+log = init_logger(__name__)
+T = TypeVar("T")
+IMPOSSIBLE = "no possible token"  # a failed request's reason to stop
+
+
+def use(config: VllmConfig) -> None:
+    """Has the engine schedule with these classes, unless `--scheduler-cls` names another."""
+    scheduler = config.scheduler_config
+    if scheduler.scheduler_cls is None:
+        chosen = OverlappingSteps if scheduler.async_scheduling else OneStepAtATime
+        scheduler.scheduler_cls = f"{__name__}.{chosen.__name__}"
+
+
+class _Isolating:
+    """Mixed into vLLM's schedulers."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        guard(self.structured_output_manager)  # type: ignore[attr-defined]  # vLLM's
+
+    def _update_request_with_output(self, request: Request, new_token_ids: list[int]) -> tuple[list[int], bool]:
+        if NO_TOKEN in new_token_ids and not request.discard_latest_async_tokens:
+            log.warning("request %s: no token is possible (NaN, or all masked); it fails", request.request_id)
+            request.status = RequestStatus.FINISHED_ERROR
+            request.stop_reason = IMPOSSIBLE
+            return [], True
+        updated: tuple[list[int], bool] = super()._update_request_with_output(request, new_token_ids)  # type: ignore[misc]
+        return updated
+
+
+class OneStepAtATime(_Isolating, Scheduler):  # type: ignore[misc]
+    """Each step's tokens are known before the next is scheduled."""
+
+
+class OverlappingSteps(_Isolating, AsyncScheduler):  # type: ignore[misc]
+    """A step is scheduled while the one before runs."""
+
+
+def guard(manager: StructuredOutputManager) -> None:
+    """Has `manager` survive any grammar, and compile each with the backend that its request was checked for.
+
+    vLLM takes the first request's backend for all: one schema would decide how everybody's are read.
+    """
+    config = manager.vllm_config
+    made: dict[str, StructuredOutputBackend] = {}
+    lock = threading.Lock()
+
+    def grammar_init(request: Request) -> None:
+        if request.structured_output_request is None:
+            return
+        if manager._use_async_grammar_compilation:
+            request.structured_output_request.grammar = manager.executor.submit(create, request)
+        else:
+            request.structured_output_request.grammar = create(request)
+
+    def create(request: Request) -> "GuardedGrammar":
+        guarded = GuardedGrammar(request.request_id)
+
+        def compile_it() -> None:
+            wanted = request.structured_output_request
+            with lock:
+                name = wanted.params._backend
+                if name not in made:
+                    made[name] = backends.make(name, config, manager.tokenizer)
+                backend = made[name]
+            guarded.inner = backend.compile_grammar(*wanted.structured_output_key)
+            backends.check(guarded.inner)
+            guarded.width = backend.allocate_token_bitmask(1).shape[1]
+
+        guarded.attempt(compile_it, None)
+        return guarded
+
+    positions = 1 + (config.speculative_config.num_speculative_tokens if config.speculative_config else 0)
+    words = -(-config.model_config.get_vocab_size() // 32)
+    manager._grammar_bitmask = torch.full(
+        (config.scheduler_config.max_num_seqs * positions, words), -1, dtype=torch.int32
+    )
+    manager.grammar_init = grammar_init
+    manager.backend = _Several(made)  # vLLM asks it for the mask, which is made, and ends it
+
+
+class _Several:
+    """All backends in use, for vLLM to end at the end."""
+
+    def __init__(self, made: dict[str, StructuredOutputBackend]) -> None:
+        self._made = made
+
+    def destroy(self) -> None:
+        for backend in self._made.values():
+            backend.destroy()
+
+
+class GuardedGrammar(StructuredOutputGrammar):  # type: ignore[misc]
+    """A grammar whose failures stay its own: once anything of it has raised, it allows no token."""
+
+    def __init__(self, request_id: str) -> None:
+        self.inner: Any = None  # the backend's, once compiled
+        self.width = 0  # of its masks, in words: a backend may know more tokens than the model
+        self.failed = False
+        self._request = request_id
+
+    def attempt(self, what: Callable[[], T], instead: T) -> T:
+        """What `what` returns; `instead` where it raises or the grammar has failed before."""
+        if self.failed:
+            return instead
+        try:
+            return what()
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # a panic of llguidance's is no Exception
+            self._fail(f"{type(error).__name__}: {error}")
+            return instead
+
+    def fill_bitmask(self, bitmask: torch.Tensor, index: int) -> None:
+        """Writes which tokens may be next into a row of `bitmask`: none, where the grammar has failed."""
+
+        def fill() -> None:
+            if self.width == bitmask.shape[1]:
+                self.inner.fill_bitmask(bitmask, index)
+                return
+            row = torch.full((1, self.width), -1, dtype=torch.int32)
+            self.inner.fill_bitmask(row, 0)
+            shared = min(self.width, bitmask.shape[1])
+            bitmask[index] = 0
+            bitmask[index, :shared] = row[0, :shared]
+
+        self.attempt(fill, None)
+        if self.failed:
+            bitmask[index] = 0
+
+    def accept_tokens(self, request_id: str, tokens: list[int]) -> bool:
+        """Goes on by `tokens`. What a grammar that is not over refuses fails it: it cannot hold any more."""
+
+        def accept() -> bool:
+            return self.inner.accept_tokens(request_id, tokens) or backends.over(self.inner)
+
+        if not self.attempt(accept, True):
+            self._fail(f"refused tokens {tokens}")
+        return True
+
+    def validate_tokens(self, tokens: list[int]) -> list[int]:
+        """The first of `tokens` that the grammar accepts; it does not go on."""
+        return self.attempt(lambda: self.inner.validate_tokens(tokens), [])
+
+    def rollback(self, num_tokens: int) -> None:
+        """Goes back."""
+        self.attempt(lambda: self.inner.rollback(num_tokens), None)
+
+    def is_terminated(self) -> bool:
+        """Whether any token may follow, since the grammar is over."""
+        return self.attempt(lambda: bool(self.inner.is_terminated()), False)
+
+    def reset(self) -> None:
+        """Starts again."""
+        if not self.failed:
+            self.attempt(self.inner.reset, None)
+
+    def _fail(self, why: str) -> None:
+        self.failed = True
+        log.warning("request %s: its grammar failed (%s)", self._request, why[:300])

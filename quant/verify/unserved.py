@@ -1,0 +1,99 @@
+"""What of a readable model the engine cannot serve: the rules, one each. Torch-free.
+
+A row or a function here goes when the engine learns what it refuses.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping
+
+from quant import architectures
+from quant.formats.scheme import Scheme
+from quant.verify.experts import EXPERT
+from quant.verify.findings import Finding, error, list_some
+from quant.verify.layers import Modules
+
+CHECK = "unserved"
+
+_LOOKED_UP = "the engine looks its rows up, and keeps them in 16 bits"
+_ROUTER = "it decides which experts compute, and the engine keeps it in 16 bits"
+# Modules that the engine's layers load in 16 bits only, whatever a config says of them; patterns of whole names.
+IN_16_BITS: Mapping[str, str] = {
+    r".*\blm_head": "the engine keeps the head in 16 bits",
+    r".*\bembed_tokens(_per_layer)?|.*\b(wte|wpe|word_embeddings|embed_in)": _LOOKED_UP,
+    r".*\.(gate|router|router\.proj|shared_expert_gate)": _ROUTER,
+}
+_PATTERNS = {re.compile(pattern): why for pattern, why in IN_16_BITS.items()}
+# Of ungated or otherwise activated experts, config.json says so under one of these names.
+_ACTIVATIONS = ("mlp_hidden_act", "hidden_activation", "hidden_act")
+_SILU = ("silu", "swish", "swiglu")
+_OTHER = "Choose a version of the model in which they are 16-bit"
+
+
+def reason_for_16_bits(module: str) -> str | None:
+    """Why the engine would not load this module in 4 bits; None where it would. An MTP layer's are never loaded."""
+    if ".mtp." in f".{module}":
+        return None
+    return next((why for pattern, why in _PATTERNS.items() if pattern.fullmatch(module)), None)
+
+
+def check_layers(quantized: Iterable[str]) -> list[Finding]:
+    """4-bit modules that the engine only loads in 16 bits."""
+    by_reason: dict[str, list[str]] = {}
+    for module in quantized:
+        if why := reason_for_16_bits(module):
+            by_reason.setdefault(why, []).append(module)
+    return [
+        error(CHECK, "", modules[0], "16-bit weights", f"NVFP4 in {list_some(modules)}: {why}", _OTHER)
+        for why, modules in by_reason.items()
+    ]
+
+
+def check_experts(config: Mapping[str, object], modules: Modules) -> list[Finding]:
+    """NVFP4 experts of a kind that the engine's one kernel for them does not compute."""
+    experts = [module for module in modules.nvfp4 if EXPERT.match(module) and ".mtp." not in f".{module}"]
+    if not experts:
+        return []
+    findings = []
+    first = experts[0]
+    text = config.get("text_config")
+    sizes = text if isinstance(text, dict) else config
+    said = next(((key, sizes[key]) for key in _ACTIVATIONS if isinstance(sizes.get(key), str)), None)
+    if said and said[1] not in _SILU:
+        got = f"{said[0]} {said[1]!r} in config.json"
+        findings.append(error(CHECK, "", first, "gated SiLU experts, the one kind computed in 4 bits", got, _OTHER))
+    if scaled := [module for module in experts if module in modules.pre_quant_scales]:
+        got = f"one in {list_some(scaled, 2)}"
+        remedy = "Choose an NVFP4 or W4A16_NVFP4 export of the model"
+        findings.append(error(CHECK, "", scaled[0], "experts without pre_quant_scale (NVFP4_AWQ)", got, remedy))
+    findings += _misnamed(config.get("architectures"), experts)
+    return findings
+
+
+def _misnamed(names: object, experts: Collection[str]) -> list[Finding]:
+    """Experts under names that the engine's model of this architecture does not read."""
+    read = architectures.expert_names(names)
+    taken = {name for known in read for name in known}
+    for module in experts:
+        leaf = module.rpartition(".")[2]
+        if taken and leaf not in taken:
+            expected = f"experts named {', '.join(read[0])}, as vLLM's {_listed(names)} reads them"
+            remedy = "Choose a version of the model with the names of its original"
+            return [error(CHECK, "", module, expected, f"{leaf}", remedy)]
+    return []
+
+
+def check_scheme(scheme: Scheme, tensors: Iterable[str]) -> list[Finding]:
+    """NVFP4 with something beside it that no product here adds."""
+    low_rank = [name for name in tensors if "svdquant" in name or name.endswith((".lora_a", ".lora_b"))]
+    if not low_rank:
+        return []
+    expected = "NVFP4 linears and nothing beside them"
+    got = f"low-rank parts (SVDQuant) in {len(low_rank)} tensors: {list_some(low_rank, 2)}"
+    remedy = "Choose a version of the model without SVDQuant"
+    return [error(CHECK, "", low_rank[0], expected, got, remedy)]
+
+
+def _listed(names: object) -> str:
+    return ", ".join(map(str, names)) if isinstance(names, list) else "model"

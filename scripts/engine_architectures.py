@@ -1,0 +1,76 @@
+#!/usr/bin/env python3
+"""Writes configs/engine_architectures.json: the architectures that the installed vLLM and our plugins have models for.
+
+By kind: `generates` text (alone, or from images, video and sound, too), `pools` (embeddings, scores), `drafts` for
+another model. `experts`: how an architecture's checkpoints name gate, down and up of an expert, read from the source of
+its model. `removed`: architectures that vLLM once had, with the last version.
+
+`--check` writes nothing and fails if the file is not what would be written. Imports vLLM (about ten seconds).
+"""
+
+import importlib.metadata
+import importlib.util
+import json
+import re
+import sys
+from pathlib import Path
+
+TARGET = Path(__file__).parents[1] / "configs" / "engine_architectures.json"
+# The arguments of vLLM's mapping of experts, in the order of its parameters w1 (gate), w2 (down), w3 (up).
+_NAMES = re.compile(r'ckpt_gate_proj_name="(\w+)",\s*ckpt_down_proj_name="(\w+)",\s*ckpt_up_proj_name="(\w+)"')
+_TABLES = {
+    "generates": ("_TEXT_GENERATION_MODELS", "_MULTIMODAL_MODELS", "_TRANSFORMERS_SUPPORTED_MODELS"),
+    "pools": (
+        *("_EMBEDDING_MODELS", "_LATE_INTERACTION_MODELS", "_REWARD_MODELS", "_TOKEN_CLASSIFICATION_MODELS"),
+        "_SEQUENCE_CLASSIFICATION_MODELS",
+    ),
+    "drafts": ("_SPECULATIVE_DECODING_MODELS",),
+}
+
+
+def expert_names(module: str) -> list[list[str]]:
+    """How the model of a module below vllm.model_executor.models reads its experts; nothing where it has none."""
+    spec = importlib.util.find_spec(module if "." in module else f"vllm.model_executor.models.{module}")
+    if spec is None or spec.origin is None:
+        raise SystemExit(f"{module}: expected a module, got none; teach scripts/engine_architectures.py about it")
+    found = _NAMES.findall(Path(spec.origin).read_text(encoding="utf-8"))
+    return sorted({tuple(names) for names in found})  # type: ignore[arg-type]
+
+
+def render() -> str:
+    """The JSON text for the vLLM that is installed."""
+    from vllm.model_executor.models import registry
+    from vllm.plugins import load_general_plugins
+
+    load_general_plugins()
+    known: dict[str, tuple[str, str]] = {}  # kind and module; the first table that has a name says its kind
+    for kind, tables in _TABLES.items():
+        for table in tables:
+            for name, (module, _) in getattr(registry, table).items():
+                known.setdefault(name, (kind, module))
+    backends = set(registry._TRANSFORMERS_BACKEND_MODELS)
+    for name in registry.ModelRegistry.get_supported_archs() - known.keys() - backends:
+        known[name] = ("generates", registry.ModelRegistry.models[name].module_name)  # ours, from the plugins
+    entries = []
+    for name, (kind, module) in sorted(known.items()):
+        entry: dict[str, object] = {"kind": kind}
+        if experts := expert_names(module):
+            entry["experts"] = experts
+        entries.append(f"    {json.dumps(name)}: {json.dumps(entry)}")
+    version = importlib.metadata.version("vllm").partition("+")[0]
+    removed = json.dumps(dict(sorted(registry._PREVIOUSLY_SUPPORTED_MODELS.items())))
+    body = ",\n".join(entries)
+    return f'{{\n  "vllm": "{version}",\n  "removed": {removed},\n  "architectures": {{\n{body}\n  }}\n}}\n'
+
+
+def main() -> None:
+    """Writes the file, or checks it."""
+    text = render()
+    if "--check" not in sys.argv[1:]:
+        TARGET.write_text(text, encoding="utf-8")
+    elif TARGET.read_text(encoding="utf-8") != text:
+        raise SystemExit(f"{TARGET.name} is not what the installed vLLM registers: run scripts/{Path(__file__).name}")
+
+
+if __name__ == "__main__":
+    main()
