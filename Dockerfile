@@ -27,7 +27,7 @@ ENV PATH=/opt/voltserve/bin:$PATH HOME=/var/cache/voltserve PYTHONDONTWRITEBYTEC
 EXPOSE 8000
 STOPSIGNAL SIGTERM
 # The start period is voltserve's own --start-timeout: until then only a success counts.
-HEALTHCHECK --interval=10s --timeout=10s --retries=3 --start-period=900s CMD ["python", "-m", "server.healthcheck"]
+HEALTHCHECK --interval=10s --timeout=10s --retries=3 --start-period=900s CMD ["python", "-m", "server.run.healthcheck"]
 ENTRYPOINT ["tini", "--", "python", "-m", "server"]
 
 # What installs and builds, mounted where it is needed and in no image.

@@ -10,7 +10,8 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict
 
-from engine import recording, triton_driver, volta
+from engine import triton_driver, volta
+from engine.steps import recording
 from engine.volta import Choice
 
 V100_ARCH, V100_PROCESSORS = 70, 80

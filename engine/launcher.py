@@ -29,11 +29,13 @@ from vllm.utils.import_utils import resolve_obj_by_qualname
 from vllm.utils.system_utils import decorate_logs
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from engine import faults, gpus, graph_check, patches, progress, quantization
-from engine.loader import LOAD_FORMAT
+from engine import faults, gpus, patches, progress
+from engine.layers import quantization
 from engine.requests import checker, scheduling
 from engine.requests.client import IsolatingLLM
 from engine.requests.grammar import Grammars
+from engine.steps import graph_check
+from engine.weights.loader import LOAD_FORMAT
 
 PULSE_INTERVAL = 1.0  # seconds
 START_METHOD = "VLLM_WORKER_MULTIPROC_METHOD"

@@ -116,13 +116,13 @@ def _from_volta_on(original: Any) -> Any:
 
 
 def _seeded_among_few(original: Callable[..., Any]) -> Callable[..., Any]:
-    from engine import cpu_sampling
+    from engine.cpu import sampling as cpu_sampling
 
     return cpu_sampling.seeded_among_few(original)
 
 
 def _by_candidates(original: Callable[..., Any]) -> Callable[..., Any]:
-    from engine import cpu_sampling
+    from engine.cpu import sampling as cpu_sampling
 
     return cpu_sampling.by_candidates(original)
 

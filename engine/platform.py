@@ -17,7 +17,8 @@ from vllm.platforms.interface import DeviceCapability
 from vllm.utils.torch_utils import resolve_kv_cache_dtype_string
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
-from engine import gpus, progress, recording, volta
+from engine import gpus, progress, volta
+from engine.steps import recording
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -68,7 +69,7 @@ class VoltaPlatform(CudaPlatform):  # type: ignore[misc]  # vLLM's classes are u
         if attn_selector_config.use_mla:
             mla: str = super().get_attn_backend_cls(selected_backend, attn_selector_config, num_heads)
             return mla
-        from engine import attention
+        from engine.layers import attention
 
         attention.register()
         reasons = attention.Backend.validate_configuration(
@@ -126,7 +127,7 @@ class VoltaPlatform(CudaPlatform):  # type: ignore[misc]  # vLLM's classes are u
     @classmethod
     def get_device_communicator_cls(cls) -> str:
         """By name, what a group of ranks talks through."""
-        return "engine.communicator.VoltaCommunicator"
+        return "engine.collective.communicator.VoltaCommunicator"
 
 
 @cache

@@ -8,7 +8,7 @@ from functools import cache
 
 from engine import gpus, progress, volta
 
-PLATFORMS = {"Volta": "engine.platform.VoltaPlatform", "CPU": "engine.cpu_platform.RecordingCpuPlatform"}
+PLATFORMS = {"Volta": "engine.platform.VoltaPlatform", "CPU": "engine.cpu.platform.RecordingCpuPlatform"}
 
 
 def platform() -> str | None:
@@ -37,16 +37,19 @@ def register() -> None:
     from vllm.model_executor.model_loader import register_model_loader
     from vllm.platforms import current_platform
 
-    from engine import awq, cpu_attention, cpu_layers, faults, norms, patches, process, triton_driver
-    from engine.loader import LOAD_FORMAT, ReportingLoader
-    from engine.quantization import NAME, QuasarNvfp4Config
+    from engine import faults, patches, process, triton_driver
+    from engine.cpu import attention as cpu_attention
+    from engine.cpu import layers as cpu_layers
+    from engine.layers import awq, norms
+    from engine.layers.quantization import NAME, QuasarNvfp4Config
+    from engine.weights.loader import LOAD_FORMAT, ReportingLoader
 
     process.follow_launcher()
     faults.listen()
     patches.apply(forced=gpus.forced(os.environ), over_ray=process.OVER_RAY_VARIABLE in os.environ)
     progress.settle(_chosen_platform())
     if current_platform.device_type == "cpu":
-        from engine import gdn  # on GPUs the loader does it: importing initializes CUDA there
+        from engine.layers import gdn
 
         cpu_layers.register()
         cpu_attention.register()

@@ -135,7 +135,7 @@ ALL_REDUCE_KEY = "voltserve_all_reduce"
 
 
 def choose_all_reduce(ranks: int, *, disabled: bool, links: Links, no_peers: bool, probe: str | None) -> Choice:
-    """Through what ranks sum up to 1 MiB (engine/all_reduce.py): a Transport, or NCCL as larger ones do.
+    """Through what ranks sum up to 1 MiB (engine/collective/all_reduce.py): a Transport, or NCCL as larger ones do.
 
     `no_peers`: NCCL_P2P_DISABLE is set; `probe`: what came of writing through peer memory and reading back, "" where
     every byte was right; None: not tried.

@@ -24,7 +24,7 @@ from server.bench.measures import summarize
 from server.bench.prompts import Target
 from server.bench.run import BenchSettings, run_bench
 from server.machine import describe_machine, today
-from server.service import running
+from server.run.child import running
 
 # Ours, and what the same thing is called in vLLM's result file; milliseconds there, seconds here.
 FIGURES = {

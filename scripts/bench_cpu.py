@@ -55,7 +55,7 @@ VLLM_ENVIRONMENT = {
 }
 GROUP = 16
 KERNEL_SHAPES = ((960, 576), (576, 576), (3072, 576), (576, 1536), (4096, 4096))
-# SmolLM2-135M's layers, as engine/cpu_decoder.py has a decoding step run: all products in one call.
+# SmolLM2-135M's layers, as engine/cpu/decoder.py has a decoding step run: all products in one call.
 LAYERS, HIDDEN, INTERMEDIATE, HEADS, KV_HEADS, HEAD_DIM = 30, 576, 1536, 9, 3, 64
 CONTEXT, PAGE = 64, 32
 

@@ -83,8 +83,8 @@ def gateway(path: str, port: int) -> None:
     import uvloop
 
     from server import logs
-    from server.config import load_config
-    from server.devices import Devices
+    from server.config.devices import Devices
+    from server.config.settings import load_config
     from server.gateway import Gateway
     from server.gateway.exchange import EngineSocket
     from server.gateway.limits import Admission
@@ -102,7 +102,7 @@ def gateway(path: str, port: int) -> None:
     gc.collect()
     gc.freeze()
     with socket.create_server(("127.0.0.1", port), backlog=2048) as listening:
-        uvloop.run(server.serve(sockets=[listening]))
+        uvloop.run(server.run.serve(sockets=[listening]))
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ MODULES = (
     *(f"vllm.model_executor.models.{name}" for name in ("llama", "qwen3", "qwen3_5")),
     "vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors",
     *(f"vllm.model_executor.layers.quantization.{name}" for name in ("modelopt", "awq", "gptq")),
-    *("engine.plugin", "engine.launcher", "engine.linear", "engine.loader", "voltserve_kernels"),
+    *("engine.plugin", "engine.launcher", "engine.layers.linear", "engine.weights.loader", "voltserve_kernels"),
 )
 
 

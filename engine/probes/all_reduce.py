@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import distributed
 
-from engine.all_reduce import AllReduce, AllReduceError
+from engine.collective.all_reduce import AllReduce, AllReduceError
 
 ELEMENTS = (1024, 8 * 2**20)  # float32; below and above where NCCL changes its protocol
 _ROUNDS = 5

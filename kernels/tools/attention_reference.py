@@ -49,8 +49,8 @@ def random_batch(
 
     Args:
         outliers: two channels of keys are 30 times larger, as in real models: few positions have all the weight.
-        interleaved: the caches lie in memory as [blocks, 2, H_kv, B, D], as engine/attention.py has them; otherwise as
-            [2, blocks, B, H_kv, D].
+        interleaved: the caches lie in memory as [blocks, 2, H_kv, B, D], the layout of engine/layers/attention.py;
+            otherwise as [2, blocks, B, H_kv, D].
     """
     device = generator.device
     blocks_of = [-(-total // block_size) for _, total in lengths]

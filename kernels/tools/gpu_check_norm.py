@@ -19,7 +19,7 @@ import torch
 
 from kernels.tools.findings import Findings, parser
 from kernels.tools.native import LIBRARY
-from kernels.tools.native_all_reduce import SLOT_BYTES, EPOCHS
+from kernels.tools.native_all_reduce import EPOCHS, SLOT_BYTES
 from kernels.tools.native_norm import NormLibrary
 
 HIDDEN = (8, 64, 72, 576, 2048, 2560, 3584, 3592, 4096, 5120, 7168, 8192, 12_288, 16_384)

@@ -151,7 +151,8 @@ def compare_with_scheme(scheme: Scheme | None, modules: Modules, tensors: Mappin
             expected = f"16-bit weights, as {scheme.source} ignores {pattern!r}"
             findings.append(error("config", shard, module, expected, "NVFP4", _CONFIG))
     if scheme.ignore is not None:
-        # Engines believe compressed-tensors' config; of other formats the tensors decide (engine/quantization.py).
+        # Engines believe compressed-tensors' config. For other formats the tensors decide
+        # (engine/layers/quantization.py).
         judge = error if scheme.format == compressed_tensors.QUANT_METHOD else warning
         for module, shape in modules.plain.items():
             is_linear = len(shape) == 2 and module.rpartition(".")[2] in SPLIT_INPUTS + SPLIT_OUTPUTS

@@ -5,7 +5,7 @@ Given as `--worker-extension-cls faulty.FaultyGraphs`.
 
 import torch
 
-from engine.graph_check import GraphSwitch
+from engine.steps.graph_check import GraphSwitch
 
 FACTOR = 1.5
 

@@ -3,8 +3,8 @@
     measure.py MODEL OUTPUT [--make SHAPE] [--eager] [--streams 1 8 16 32] [--tokens 64] [--library FILE.so] …
 
 --make writes MODEL first, of a shape of synthetic.py, while vLLM is imported. --library: libvoltserve_cuda.so, whose
-kernel that only reads is the yardstick. --eager: as `serve --enforce-eager`, whose steps are recorded
-and fused (engine/recording.py), and steps of the model's modules, in turns; without it, eager steps are of the modules.
+kernel that only reads is the yardstick. --eager: as `serve --enforce-eager`, whose steps are recorded and fused
+(engine/steps/recording.py), in turns with steps of the model's modules. Without it, eager steps are of the modules.
 
 Ways: `kernels`, as it is served; `unfused`, the model's modules captured, neither recorded nor fused; `nccl`, with
 NCCL's all-reduces in place of ours; `reference`, the modules, with each weight dequantized to float16 and multiplied by
@@ -34,9 +34,9 @@ from synthetic import SHAPES
 from torch.nn import functional
 from vllm.distributed.parallel_state import get_tp_group
 
-from engine import recording
-from engine.graph_check import GraphSwitch
-from engine.linear import QuasarNvfp4LinearMethod
+from engine.layers.linear import QuasarNvfp4LinearMethod
+from engine.steps import recording
+from engine.steps.graph_check import GraphSwitch
 
 
 class Bench(profiles.Profilers, GraphSwitch):
@@ -191,7 +191,7 @@ def graph_sizes(streams: list[int]) -> list[int]:
 
 
 def keep_recorded(path: Path) -> None:
-    """Writes what a step is recorded as (engine/recording.py) to `path`, as Python."""
+    """Writes what a step is recorded as (engine/steps/recording.py) to `path`, as Python."""
     original = recording.replay
 
     def replay(module: Any, inputs: Any) -> Any:

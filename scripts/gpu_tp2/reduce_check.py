@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import distributed
 
-from engine.all_reduce import AllReduce
+from engine.collective.all_reduce import AllReduce
 
 LARGEST = 1 << 20  # bytes of one call
 COUNTS = (

@@ -8,8 +8,8 @@ from server.bench.load import Closed
 from server.bench.measures import Summary, summarize, timeline
 from server.bench.peers import load_peers
 from server.bench.run import LevelResult
-from server.document import definitions, document, heading, paragraph, table
-from server.plots import FAINT, SERIES, as_svg, figure
+from server.html.document import definitions, document, heading, paragraph, table
+from server.html.plots import FAINT, SERIES, as_svg, figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -46,7 +46,7 @@ def bench(
     from server.bench.prompts import find_target
     from server.bench.report import Report, as_text
     from server.bench.run import BenchSettings, LevelResult, run_bench
-    from server.service import running
+    from server.run.child import running
 
     with user_errors(), progress() as on_progress, ExitStack() as stack:
         levels = parse_levels(("" if rate else "1,8,16,32") if concurrency is None else concurrency, rate)

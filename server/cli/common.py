@@ -40,14 +40,14 @@ SETTINGS = {
 
 
 class ConfiguredCommand(TyperCommand):
-    """A command whose flags are those of `server.config`, which parses them; its help lists them from there."""
+    """A command whose flags `server.config.settings` parses; its help lists them from there."""
 
     engine_flags = True  # whether it takes those of engines, too
     logs = False  # whether --log-format is about its own output
 
     def invoke(self, ctx: click.Context) -> Any:
         """Runs the command. Of a flag that nobody knows, the command's own options are nearer than serve's."""
-        from server.config import all_flags
+        from server.config.settings import all_flags
         from server.errors import ConfigError
 
         own = [name for parameter in self.params for name in parameter.opts]
@@ -61,8 +61,8 @@ class ConfiguredCommand(TyperCommand):
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Lists the settings."""
-        from server.config import Settings, variable_name
-        from server.engines import OF_A_FILE
+        from server.config.engines_file import OF_A_FILE
+        from server.config.settings import Settings, variable_name
 
         fields = {name.replace("_", "-"): field for name, field in Settings.model_fields.items()}
         width = max(len(name) for name in fields) + 2
@@ -136,7 +136,7 @@ def user_errors(arguments: Sequence[str] | None = None) -> Iterator[None]:
 def progress() -> Iterator["OnProgress"]:
     """Shows long work on stderr: a bar on a terminal, log lines otherwise."""
     from server import logs
-    from server.terminal import LoggedWork, WorkBar
+    from server.run.terminal import LoggedWork, WorkBar
 
     logs.configure("info", "text")
     with WorkBar() if sys.stderr.isatty() else LoggedWork() as on_progress:

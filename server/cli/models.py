@@ -151,7 +151,7 @@ def verify(
     from quant.verify import verify as find_out
     from server.errors import ModelRefusedError, UserError
     from server.model_text import verification_text
-    from server.servable import device_here
+    from server.run.servable import device_here
 
     if headers and manifest:
         raise typer.BadParameter("--headers and --write-manifest exclude each other: digests need every byte")

@@ -14,8 +14,8 @@ app = group()
 @app.command(cls=ServeCommand, context_settings=FREE, options_metavar="--model DIR [FLAGS]")
 def serve(ctx: typer.Context) -> None:
     """Serve a model: start the engine, watch it, and answer clients."""
-    from server.engines import load_configs
-    from server.serve import serve as run
+    from server.config.engines_file import load_configs
+    from server.run.serve import serve as run
 
     with user_errors(ctx.args):
         code = run(load_configs(ctx.args))
@@ -25,9 +25,9 @@ def serve(ctx: typer.Context) -> None:
 @app.command(cls=ConfiguredCommand, context_settings=FREE, options_metavar="--model DIR [FLAGS]")
 def explain(ctx: typer.Context, as_json: AsJson = False) -> None:
     """Show what serve would do with the same flags, and why, without starting anything."""
-    from server.engines import load_configs
-    from server.explain import as_text
-    from server.explain import explain as find_out
+    from server.config.engines_file import load_configs
+    from server.run.explain import as_text
+    from server.run.explain import explain as find_out
 
     with user_errors():
         explained = [find_out(config) for config in load_configs(ctx.args)]
@@ -60,9 +60,9 @@ def plan(
     ] = None,
 ) -> None:
     """Show the memory that a model needs with serve's flags, whether it fits, and how to split it over GPUs."""
-    from server import servable
-    from server.config import load_config
+    from server.config.settings import load_config
     from server.plan import plan_for
+    from server.run import servable
 
     with user_errors():
         config = load_config(_model_first(ctx.args))

@@ -36,7 +36,7 @@ def sweep(
     """
     from server.bench.load import parse_levels
     from server.bench.run import BenchSettings
-    from server.config import load_config
+    from server.config.settings import load_config
     from server.sweep.report import Sweeping
 
     with user_errors(), progress() as on_progress:

@@ -15,16 +15,17 @@ from typing import Any
 import structlog
 import uvloop
 
-from server import logs, preflight
+from server import logs
 from server.cluster.file import ClusterFile, read_cluster
 from server.cluster.manage import need_ray
 from server.cluster.members import Expected, Members
-from server.config import Settings, load_settings
-from server.engines import OF_A_FILE
+from server.config.engines_file import OF_A_FILE
+from server.config.render import ENGINE_MODULE
+from server.config.settings import Settings, load_settings
 from server.gateway import Gateway
 from server.gateway.listener import http_server
-from server.lifetime import BACKLOG, Signals, allow_many_files, first_done
-from server.render import ENGINE_MODULE
+from server.run import preflight
+from server.run.lifetime import BACKLOG, Signals, allow_many_files, first_done
 
 WATCH, APPLY = "server.cluster.on_ray.watch", "server.cluster.on_ray.apply"
 MAX_LINE = 2**24  # bytes of one look into the directory: a hundred nodes are some tens of kilobytes

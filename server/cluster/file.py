@@ -23,10 +23,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from server.engines import checked_flags
-from server.flags import FlagValue
-from server.render import INHERITED, is_inherited
-from server.typed_yaml import read_yaml
+from server.config.engines_file import checked_flags
+from server.config.flags import FlagValue
+from server.config.render import INHERITED, is_inherited
+from server.config.typed_yaml import read_yaml
 
 Positive = Annotated[float, Field(gt=0)]
 Port = Annotated[int, Field(ge=1024, le=65535)]

@@ -3,7 +3,7 @@
 from typing import Any
 
 from server.cluster.file import Autoscaling, ClusterFile, Model, replica_arguments, version_of
-from server.render import ENGINE_MODULE
+from server.config.render import ENGINE_MODULE
 
 APPLICATIONS = "server.cluster.on_ray.application"
 DIRECTORY = "voltserve"  # the application of the directory; those of models are voltserve-NAME

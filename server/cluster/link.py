@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, fields
 from typing import Any, Literal
 
-from server.config import Config
+from server.config.settings import Config
 from server.decisions import Decision
 from server.diagnosis import Diagnosis
-from server.gateway.gpus import Reading
+from server.gateway.gpu_metrics import Reading
 from server.supervisor import Progress, State, Status
 
 PULSE = 1.0  # seconds between two lines at least

@@ -12,10 +12,10 @@ from typing import Any
 import httpx
 
 from server.cluster.replica import Address, Replica
-from server.config import Config, Settings
-from server.devices import Devices
+from server.config.devices import Devices
+from server.config.settings import Config, Settings
 from server.gateway.exchange import Answer, EngineGoneError
-from server.gateway.gpus import Reading
+from server.gateway.gpu_metrics import Reading
 from server.gateway.limits import Admission
 from server.gateway.metrics import Metrics
 from server.gateway.pool import Pool, Upstream

@@ -18,15 +18,16 @@ from typing import Any
 import structlog
 import uvloop
 
-from server import logs, preflight
+from server import logs
 from server.cluster.link import PULSE, config_message, gpu_messages, status_message
 from server.cluster.relay import Relay
-from server.config import Config, load_config
+from server.config.render import engine_socket, overridden, render_launch
+from server.config.settings import Config, load_config
 from server.diagnosis.catalogue import UNKNOWN_EXIT_CODE
 from server.errors import UserError
-from server.gateway.gpus import GpuMeter
-from server.lifetime import Signals, allow_many_files, first_done, runtime_folder
-from server.render import engine_socket, overridden, render_launch
+from server.gateway.gpu_metrics import GpuMeter
+from server.run import preflight
+from server.run.lifetime import Signals, allow_many_files, first_done, runtime_folder
 from server.supervisor import Status, Supervisor
 from server.supervisor.probe import engine_client
 

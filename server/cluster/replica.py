@@ -12,7 +12,7 @@ import structlog
 
 from server.cluster.link import MAX_LINE, PULSE, config_from, gpus_from, greeting, line, status_from
 from server.gateway.exchange import CONNECT_LIMIT, EngineGoneError, RemoteEngineSocket
-from server.gateway.gpus import Reading
+from server.gateway.gpu_metrics import Reading
 from server.gateway.limits import Admission
 from server.gateway.pool import Upstream
 from server.supervisor import State, Status

@@ -7,13 +7,13 @@ was read.
 from collections.abc import Sequence
 from pathlib import Path
 
-from server.config import engine_is_cpu_build
+from server.config.settings import engine_is_cpu_build
 from server.doctor import nvml
 from server.doctor.board import check_board
 from server.doctor.checks import check_all_reduce, check_disk, check_engine, check_host, check_p2p
 from server.doctor.disk import read_disk
 from server.doctor.findings import Finding
-from server.doctor.gpus import check_gpus
+from server.doctor.gpu_findings import check_gpus
 from server.doctor.host import read_host
 from server.doctor.pci import read_cards, read_kernel_log
 from server.doctor.trial import ALL_REDUCE, P2P, run_trial

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from server.doctor.disk import Disk
 from server.doctor.findings import Finding, Level
-from server.doctor.gpus import CAPABILITY
+from server.doctor.gpu_findings import CAPABILITY
 from server.doctor.host import Host
 from server.doctor.nvml import Gpu
 from server.doctor.trial import Trial

@@ -35,8 +35,8 @@ def read_host(
     address: str, port: int, root: Path = Path("/"), which: Callable[[str], str | None] = shutil.which
 ) -> Host:
     """Reads it. `root` stands for / and `which` for the search along PATH."""
+    from server.config.presets import usable_cores
     from server.plan.settings import available_memory
-    from server.presets import usable_cores
 
     shm = root / "dev/shm"
     nodes = sorted(str(path) for path in (root / "dev").glob("nvidia[0-9]*") if os.access(path, os.R_OK | os.W_OK))

@@ -14,11 +14,11 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from server.config import Settings
+from server.config.settings import Settings
 from server.gateway import health
 from server.gateway.access import AccessMiddleware
 from server.gateway.errors import APIError
-from server.gateway.gpus import GpuFigures, GpuMeter, Reading
+from server.gateway.gpu_metrics import GpuFigures, GpuMeter, Reading
 from server.gateway.guard import Guard
 from server.gateway.ledger import UsageFigures
 from server.gateway.metrics import Metrics

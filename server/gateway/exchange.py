@@ -4,9 +4,9 @@ A general client costs several times as much a request and a chunk (docs/log.md 
 a connection at a time, so that closing it cancels exactly one. A connection is used again only after a whole response
 that is no error.
 
-The engine is told never to close an idle connection (server/render.py), yet its server closes one after a response if
-anything was raised meanwhile. A request put on it just then is asked once more, on a new connection, if the engine
-cannot have begun it: the kernel resets a connection whose owner closes it with bytes unread, and only then.
+The engine is told never to close an idle connection (server/config/render.py). Yet its server closes one after a
+response if anything was raised meanwhile. A request put on it just then is asked once more, on a new connection, if the
+engine cannot have begun it: the kernel resets a connection whose owner closes it with bytes unread, and only then.
 """
 
 import asyncio

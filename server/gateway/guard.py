@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from starlette.types import Receive, Scope
 
-from server.config import Settings
+from server.config.settings import Settings
 from server.gateway.errors import APIError
 from server.gateway.ledger import Ledger
 from server.gateway.limits import Client, ClientLimits

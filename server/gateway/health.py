@@ -11,8 +11,8 @@ import httpx
 from fastapi import APIRouter
 from starlette.responses import JSONResponse, Response
 
-from server.config import Config, Settings
-from server.gateway.gpus import Reading
+from server.config.settings import Config, Settings
+from server.gateway.gpu_metrics import Reading
 from server.gateway.metrics import CONTENT_TYPE, Metrics
 from server.gateway.pool import Pool, Upstream
 from server.supervisor import Status

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from server.config import Settings
+from server.config.settings import Settings
 from server.gateway.errors import APIError
 from server.gateway.routes import OWN, PROXIED, OwnRoute, ProxiedRoute
 

@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 import httpx
 
-from server.config import Config
+from server.config.settings import Config
 from server.gateway.errors import APIError
 from server.gateway.exchange import Exchange
 from server.gateway.limits import Admission

@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from server.config import Config
+from server.config.modalities import is_text_only
+from server.config.presets import find_preset, load_presets
+from server.config.settings import Config
 from server.decisions import Decision
-from server.modalities import is_text_only
 from server.plan import report
 from server.plan.compare import Option, compare, recommend
 from server.plan.memory import Plan
@@ -17,7 +18,6 @@ from server.plan.model import Model, NotPlannedError, read_model, text_only
 from server.plan.nodes import Nodes, lay_over_nodes, obstacle
 from server.plan.quantized import as_nvfp4
 from server.plan.settings import device_of, run_of, split_of
-from server.presets import find_preset, load_presets
 
 __all__ = ["NotPlannedError", "Planned", "plan_for"]
 

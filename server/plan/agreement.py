@@ -32,7 +32,7 @@ class Figure:
 
 
 def _decision(what: str) -> re.Pattern[str]:
-    """Bytes in the log line of a decision of engine/loader.py, as text or as JSON, which order the fields otherwise."""
+    """Bytes in the log line of a decision of engine/weights/loader.py, as text or, in another order, as JSON."""
     return re.compile(rf"choice\W+(\d+) bytes.*{what}|{what}.*choice\W+(\d+) bytes")
 
 

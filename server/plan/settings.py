@@ -4,13 +4,13 @@ import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
 
-from server.config import Config, smallest_card
-from server.flags import FlagValue
+from server.config.flags import FlagValue
+from server.config.presets import Preset
+from server.config.settings import Config, smallest_card
 from server.plan.cache import CPU_BLOCK, GPU_BLOCK
 from server.plan.memory import GIB, Device, Run
 from server.plan.model import Model
 from server.plan.weights import Split, WeightForm
-from server.presets import Preset
 
 # Of a card's nominal size, what CUDA reports: 16160 of 16384 MiB on a V100 16 GB; a 32 GB one reports a little more.
 VISIBLE_SHARE = 16160 / 16384
@@ -60,7 +60,7 @@ def run_of(config: Config, model: Model, device: Device, split: Split) -> Run:
         batched=_number(engine, "max-num-batched-tokens", batched),
         utilization=float(str(engine.get("gpu-memory-utilization", 0.9))),
         dtype_bytes=dtype_bytes,
-        # engine/cpu_layers.py keeps them as stored, in models that have quantized layers.
+        # engine/cpu/layers.py keeps them as stored, in models that have quantized layers.
         embedding_bytes=2 if not on_gpu and form == "packed" and model.linears else dtype_bytes,
         cache_dtype_bytes=1 if on_gpu and kv_dtype.startswith("fp8") else dtype_bytes,
         form=form,

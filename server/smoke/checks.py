@@ -14,8 +14,8 @@ import httpx
 
 from quant.evaluate.long_output import PROMPTS, LongOutputResult, write_long
 from quant.progress import OnProgress
+from server.run.child import Service, ServiceFailedError
 from server.scrape import Metrics
-from server.service import Service, ServiceFailedError
 from server.smoke.steps import Result, Verdict, worst
 
 PLAIN_ENGLISH = (

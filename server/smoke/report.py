@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from server.document import document, heading, paragraph, table
+from server.html.document import document, heading, paragraph, table
 from server.machine import describe_machine, today
 from server.smoke.steps import Step, Verdict, worst
 

@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from quant.progress import OnProgress
-from server.config import load_config
+from server.config.settings import load_config
 from server.doctor import examine
 from server.errors import UserError
 from server.plan import NotPlannedError, plan_for
 from server.plan.memory import gib
+from server.run.child import Service, running
+from server.run.servable import device_here
 from server.scrape import Metrics, scrape
-from server.servable import device_here
-from server.service import Service, running
 from server.smoke import checks
 from server.smoke.steps import Result, Step, take, worst
 

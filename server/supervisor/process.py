@@ -7,7 +7,7 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-from server.render import Launch
+from server.config.render import Launch
 from server.supervisor.output import EngineOutput
 
 _SUPERVISOR_VARIABLE = "VOLTSERVE_ENGINE_SUPERVISOR"  # read by engine/process.py: whoever it says must be the parent

@@ -10,10 +10,10 @@ from typing import Any
 import httpx
 import structlog
 
-from server.config import Config
+from server.config.render import Launch, engine_socket, progress_socket
+from server.config.settings import Config
 from server.decisions import Decision, costly
 from server.diagnosis import Ending, Fault, diagnose
-from server.render import Launch, engine_socket, progress_socket
 from server.supervisor.output import EngineOutput
 from server.supervisor.probe import EngineNotWorkingError, Heartbeat, Pulse, heartbeat, prove, wait_until_it_answers
 from server.supervisor.process import EngineProcess, describe_exit

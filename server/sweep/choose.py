@@ -7,9 +7,9 @@ from typing import Any
 
 import yaml
 
-from server.config import Config
-from server.flags import FlagValue
-from server.presets import Preset, load_preset
+from server.config.flags import FlagValue
+from server.config.presets import Preset, load_preset
+from server.config.settings import Config
 from server.sweep.store import Record
 
 

@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from server.config import Config
+from server.config.flags import FlagValue, engine_flags, parse_variable, render
+from server.config.presets import usable_cores
+from server.config.render import is_inherited
+from server.config.settings import Config
 from server.errors import ConfigError, unknown_name
-from server.flags import FlagValue, engine_flags, parse_variable, render
-from server.presets import usable_cores
-from server.render import is_inherited
 
 # Where nothing is named to be varied. Small on purpose: each point is a start of the engine.
 GPU_AXES: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -96,7 +96,7 @@ def parse_axes(varied: Sequence[str], config: Config) -> tuple[Axis, ...]:
 def _value(name: str, text: str) -> FlagValue:
     if name.isupper():
         if not is_inherited(name):
-            raise ConfigError(f"--vary: {name} is no variable that the engine gets (server/render.py, INHERITED)")
+            raise ConfigError(f"--vary: {name} is no variable of the engine (server/config/render.py, INHERITED)")
         return str(usable_cores()) if text == CORES else text
     known = engine_flags()
     if name not in known:

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from server.document import document, heading, paragraph, table
-from server.plots import FAINT, INK, SERIES, as_svg, figure
+from server.html.document import document, heading, paragraph, table
+from server.html.plots import FAINT, INK, SERIES, as_svg, figure
 from server.sweep.choose import Candidate, candidates, pareto
 from server.sweep.store import Record
 

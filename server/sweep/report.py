@@ -7,9 +7,9 @@ from typing import Any
 
 from quant.progress import OnProgress
 from server.bench.run import BenchSettings
-from server.config import Config
+from server.config.presets import find_preset, load_presets
+from server.config.settings import Config
 from server.machine import command_line, describe_machine, today
-from server.presets import find_preset, load_presets
 from server.sweep import page
 from server.sweep.choose import Candidate, as_preset, candidates, pareto, winner, write_preset
 from server.sweep.grid import Point, parse_axes, points

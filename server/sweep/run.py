@@ -10,9 +10,9 @@ from quant.progress import OnProgress, Progress
 from server.bench.measures import Summary, summarize
 from server.bench.prompts import BenchError, find_target
 from server.bench.run import BenchSettings, run_bench
-from server.config import Config, load_config
+from server.config.settings import Config, load_config
 from server.plan import NotPlannedError, plan_for
-from server.service import Service, ServiceFailedError, running
+from server.run.child import Service, ServiceFailedError, running
 from server.sweep.grid import Point
 from server.sweep.store import Record, Store
 

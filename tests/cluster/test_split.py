@@ -56,7 +56,7 @@ def complete(url: str, **more: Any) -> str:
 
 @pytest.mark.timeout(1200)
 def test_a_model_split_over_two_machines_answers_as_on_one(cluster: RayCluster) -> None:
-    cluster.start_head(gpus=1)  # one place for a worker on each: engine/cpu_ray.py
+    cluster.start_head(gpus=1)  # one place for a worker on each: engine/cpu/ray.py
     cluster.start_worker("second", gpus=1)
     url = serve(cluster, *OVER_TWO)
     assert "Paris" in complete(url)

@@ -13,8 +13,8 @@ import pytest
 import yaml
 from jsonschema import Draft7Validator  # type: ignore[import-untyped]
 
-from server.config import ConfigError, Settings, load_config
-from server.devices import Device, Devices
+from server.config.devices import Device, Devices
+from server.config.settings import ConfigError, Settings, load_config
 from server.gateway.routes import OWN
 
 ROOT = Path(__file__).parents[2]

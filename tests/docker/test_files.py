@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import yaml
 
-from server.config import Settings, all_flags, variable_name
-from server.devices import Device, Devices
-from server.engines import load_configs
-from server.render import is_inherited
+from server.config.devices import Device, Devices
+from server.config.engines_file import load_configs
+from server.config.render import is_inherited
+from server.config.settings import Settings, all_flags, variable_name
 
 from .conftest import ROOT, SERVED_NAME
 

@@ -12,7 +12,7 @@ import pytest
 from server.bench.load import Closed, Open
 from server.bench.prompts import find_target
 from server.bench.run import BenchSettings, run_bench
-from server.service import Service as Running
+from server.run.child import Service as Running
 from server.smoke.checks import Conversation, ask_in_two_languages
 
 from .conftest import MODEL, Service

@@ -13,7 +13,9 @@ from vllm.model_executor import parameter
 from vllm.model_executor.layers import linear
 from vllm.model_executor.model_loader import get_model_loader
 
-from engine import loader, plugin, progress, recording
+from engine import plugin, progress
+from engine.steps import recording
+from engine.weights import loader
 
 AsRank = Callable[[int, int], None]
 LoadWeights = Callable[..., None]

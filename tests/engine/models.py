@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerFast
 from quant.formats import compressed_tensors, modelopt, quantize_config
 from tests.quant.formats.test_auto_round import CONFIG as AUTO_ROUND
 
-from .layers import Member, member
+from .made_layers import Member, member
 from .test_formats import in_modelopt
 
 HEADS, KV_HEADS, HEAD_DIM, VOCABULARY, LAYERS, EXPERTS, TOP_K = 6, 1, 32, 260, 2, 6, 2

@@ -10,8 +10,8 @@ import torch
 from vllm.v1.attention.backend import AttentionType
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackendImpl
 
-from engine import cpu_decoder
-from engine.cpu_decoder import Decoder, Unfit
+from engine.cpu import decoder as cpu_decoder
+from engine.cpu.decoder import Decoder, Unfit
 
 
 def takes(monkeypatch: pytest.MonkeyPatch, tokens: int, *, per_layer: bool = True, **of_metadata: Any) -> bool:

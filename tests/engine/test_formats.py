@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from engine import launcher
-from engine.quantization import NAME, QuasarNvfp4Config
+from engine.layers.quantization import NAME, QuasarNvfp4Config
 from quant.errors import QuantError
 from quant.formats import compressed_tensors, modelopt
 from quant.formats.scheme import Scheme
@@ -19,7 +19,7 @@ from tests.quant.formats.test_auto_round import CONFIG as AUTO_ROUND
 from tests.quant.formats.test_modelopt import FLAT, nested
 
 from .conftest import AsRank
-from .layers import Member, finished_weight, load, make, member
+from .made_layers import Member, finished_weight, load, make, member
 
 SECOND = "model-00002-of-00002.safetensors"
 

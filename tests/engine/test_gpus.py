@@ -38,7 +38,7 @@ def test_another_value_of_the_force_variable_is_an_error() -> None:
 
 def test_vllms_cpu_build_gets_the_platform_for_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpus, "visible", lambda: (Gpu(0, "Tesla V100", (7, 0)),))
-    assert plugin.platform() == "engine.cpu_platform.RecordingCpuPlatform"
+    assert plugin.platform() == "engine.cpu.platform.RecordingCpuPlatform"
 
 
 @pytest.mark.parametrize(

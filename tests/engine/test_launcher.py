@@ -8,7 +8,7 @@ import pytest
 from vllm.model_executor.models import ModelRegistry
 
 from engine import launcher
-from engine.loader import LOAD_FORMAT
+from engine.weights.loader import LOAD_FORMAT
 
 
 def test_weight_loading_is_reported_by_default() -> None:

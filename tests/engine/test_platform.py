@@ -15,7 +15,8 @@ from vllm.utils.import_utils import resolve_obj_by_qualname
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 from vllm.v1.attention.selector import AttentionSelectorConfig
 
-from engine import gpus, recording, volta
+from engine import gpus, volta
+from engine.steps import recording
 
 PAIRS = [{"source": 0, "destination": 1, "peer_access": True, "wrong": 0}]
 

@@ -30,7 +30,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from engine import progress
 from quant.formats import quantize_config
 
-from .layers import member
+from .made_layers import member
 from .models import write_tokenizer
 
 pytestmark = pytest.mark.e2e

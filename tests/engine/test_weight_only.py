@@ -12,8 +12,9 @@ from vllm.model_executor.layers.quantization import QUANTIZATION_METHODS, get_qu
 from vllm.model_executor.layers.quantization.compressed_tensors import compressed_tensors
 from vllm.model_executor.layers.quantization.utils.marlin_utils import query_marlin_supported_quant_types
 
-from engine import awq, patches
-from engine.awq import AwqOnGptqKernels, VoltaAwqConfig
+from engine import patches
+from engine.layers import awq
+from engine.layers.awq import AwqOnGptqKernels, VoltaAwqConfig
 from quant.formats.others import OTHERS
 
 from .conftest import AsRank

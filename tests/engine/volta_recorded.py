@@ -19,7 +19,8 @@ os.environ["VLLM_DISABLE_SHARED_EXPERTS_STREAM"] = "1"  # it would be made on a 
 import torch
 import vllm.platforms
 
-from engine import fusion, gpus, recording
+from engine import gpus
+from engine.steps import fusion, recording
 
 patched_gpus: Any = gpus
 patched_recording: Any = recording
@@ -75,7 +76,7 @@ def build(config: Any) -> Any:
     from vllm.platforms import current_platform
     from vllm.utils.torch_utils import set_default_torch_dtype
 
-    from engine import attention, linear
+    from engine.layers import attention, linear
 
     both: tuple[Any, ...] = (attention, linear)
 

@@ -5,9 +5,9 @@ import sys
 import typer
 
 from server.cli.common import user_errors
-from server.devices import Devices
-from server.engines import load_configs
-from server.serve import serve
+from server.config.devices import Devices
+from server.config.engines_file import load_configs
+from server.run.serve import serve
 
 
 def main() -> None:

@@ -18,7 +18,7 @@ import httpx
 import pytest
 
 from server.errors import PreflightError
-from server.lifetime import runtime_folder
+from server.run.lifetime import runtime_folder
 from tests.server.conftest import LIMIT, ROOT, Served, free_port, make_model, serving, wait_for
 
 TOKENS = 60

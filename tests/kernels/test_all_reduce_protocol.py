@@ -1,6 +1,6 @@
 """The protocol of kernels/cuda/all_reduce/all_reduce.cuh as a state machine: every order of the ranks' accesses.
 
-A call's number is its epoch. What a place holds is the epoch that wrote it: a rank's data differs from epoch to epoch, and
+A call's number is its epoch. A place holds the epoch that wrote it, since a rank's data differs from epoch to epoch and
 a line's data and epoch are written and read together. Two places stand for two lines of different threads.
 """
 

@@ -7,8 +7,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engine.moe import pack_experts
-from engine.moe_slots import align_in_torch
+from engine.layers.moe import pack_experts
+from engine.layers.moe_slots import align_in_torch
 
 from .test_cpu import OPS, matrix, worst_error
 

@@ -15,7 +15,7 @@ from quant.errors import QuantError
 from quant.progress import OnProgress, Progress
 from server.cli import SECTIONS, app
 from server.cli.common import SETTINGS
-from server.config import Settings
+from server.config.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 

@@ -92,7 +92,7 @@ def nothing(folder: Path) -> Path:
 def test_verify_plan_explain_and_serve_refuse_for_one_reason_with_one_code(
     tmp_path: Path, make: Callable[[Path], Path], preset: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("server.volta.subprocess.run", _not_asked)
+    monkeypatch.setattr("server.run.engine_decisions.subprocess.run", _not_asked)
     model = make(tmp_path / "model")
     device = "cpu" if preset == "cpu-smoke" else "v100"
     verified, planned, explained, served = (

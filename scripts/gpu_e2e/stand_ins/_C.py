@@ -54,7 +54,7 @@ def moe_align_block_size(
     expert_map: torch.Tensor | None,
 ) -> None:
     """Slots sorted by expert, padded to whole blocks with their number; the expert of each block."""
-    from engine.moe_slots import align_in_torch
+    from engine.layers.moe_slots import align_in_torch
 
     aligned = align_in_torch(topk_ids, experts, block)
     slots.fill_(topk_ids.numel())[: len(aligned.slots)] = aligned.slots[: len(slots)]

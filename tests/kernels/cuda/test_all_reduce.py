@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.all_reduce import TRIED
+from engine.collective.all_reduce import TRIED
 from kernels.tools.native import LIBRARY
 from kernels.tools.native_all_reduce import BLOCKS, ReduceLibrary
 from perfmodel.sass_model import Instruction

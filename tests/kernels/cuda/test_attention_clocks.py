@@ -16,7 +16,7 @@ def test_every_point_has_its_place_in_the_kernel() -> None:
 
 
 def test_a_point_whose_place_is_gone_is_named() -> None:
-    with pytest.raises(ValueError, match="the block table is there: expected '  reader.load_keys"):
+    with pytest.raises(ValueError, match=r"the block table is there: expected '  reader\.load_keys"):
         with_points(SOURCE.read_text().replace("load_keys(work.first_tile, k);", "load_all_keys(k);"))
 
 

@@ -1,7 +1,7 @@
 import pytest
 
-from server.config import load_settings
-from server.engines import OF_AN_ENGINE
+from server.config.engines_file import OF_AN_ENGINE
+from server.config.settings import load_settings
 from server.errors import ConfigError
 
 

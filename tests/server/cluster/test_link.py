@@ -14,11 +14,11 @@ from server.cluster.link import (
     status_from,
     status_message,
 )
-from server.config import load_config
+from server.config.devices import Device, Devices
+from server.config.settings import load_config
 from server.decisions import Decision
-from server.devices import Device, Devices
 from server.diagnosis import Diagnosis
-from server.gateway.gpus import Reading
+from server.gateway.gpu_metrics import Reading
 from server.supervisor import Progress, State, Status
 
 GPU = Device("Tesla V100-PCIE-16GB", "GPU-0", "7.0", 16, nvlink=False)

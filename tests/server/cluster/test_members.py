@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 
 from server.cluster.members import Expected, Members
-from server.config import load_settings
+from server.config.settings import load_settings
 from server.gateway import Gateway
 from tests.server.cluster.nodes import Node, node, until
 from tests.server.conftest import make_model

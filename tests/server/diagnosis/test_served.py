@@ -8,7 +8,7 @@ import pytest
 
 from server.decisions import Decision
 from server.diagnosis import Diagnosis
-from server.serve import _exit_code
+from server.run.serve import _exit_code
 from server.supervisor import State, Status
 from tests.server.conftest import make_model, serving, wait_for
 

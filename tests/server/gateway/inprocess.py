@@ -10,8 +10,8 @@ from typing import Any
 
 import httpx
 
-from server.config import Config, load_config
-from server.devices import Devices
+from server.config.devices import Devices
+from server.config.settings import Config, load_config
 from server.gateway import Gateway
 from server.gateway.exchange import Answer, Exchange, Headers
 from server.gateway.limits import Admission

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from server.config import Config, load_config
-from server.devices import Device, Devices
+from server.config.devices import Device, Devices
+from server.config.presets import load_presets
+from server.config.settings import Config, load_config
 from server.errors import UserError
 from server.plan import plan_for
 from server.plan.memory import GIB, make_plan
 from server.plan.settings import available_memory, device_of, run_of, split_of
-from server.presets import load_presets
 
 from .models import dense, hybrid, model
 from .test_model import write

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from server import preflight
-from server.config import Config, load_config
-from server.devices import Device, Devices
+from server.config.devices import Device, Devices
+from server.config.settings import Config, load_config
 from server.errors import PreflightError
-from server.explain import explain
+from server.run import preflight
+from server.run.explain import explain
 
 from .models import dense
 from .test_model import write
@@ -17,8 +17,8 @@ from .test_model import write
 @pytest.fixture(autouse=True)
 def _no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     """The engine's own decisions are of no matter here, and asking for them starts a process."""
-    monkeypatch.setattr("server.servable.engine_decisions", lambda config: ((), None))
-    monkeypatch.setattr("server.explain.engine_decisions", lambda config: ((), None))
+    monkeypatch.setattr("server.run.servable.engine_decisions", lambda config: ((), None))
+    monkeypatch.setattr("server.run.explain.engine_decisions", lambda config: ((), None))
 
 
 def config(model: Path, *flags: str, gpus: int = 2) -> Config:

@@ -3,8 +3,8 @@ import math
 import pytest
 
 from quant.evaluate.long_output import Prompt, write_long
+from server.run.child import ServiceFailedError
 from server.scrape import Metrics
-from server.service import ServiceFailedError
 from server.smoke.checks import LONG_PROMPTS, judge_answers, judge_long, judge_metrics, perplexity_of
 from server.smoke.steps import Result, Verdict, take, worst
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from server.render import Launch
+from server.config.render import Launch
 from server.supervisor.process import EngineProcess, describe_exit, running
 
 LEAVES_A_CHILD = (

@@ -12,9 +12,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from server.config import load_config
-from server.devices import Devices
-from server.render import engine_socket, progress_socket, render_launch
+from server.config.devices import Devices
+from server.config.render import engine_socket, progress_socket, render_launch
+from server.config.settings import load_config
 from server.supervisor import State, Status, Supervisor
 from server.supervisor.probe import engine_client, wait_until_it_answers
 from server.supervisor.process import running

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.config import load_config
-from server.devices import Devices
-from server.presets import load_preset, load_presets
+from server.config.devices import Devices
+from server.config.presets import load_preset, load_presets
+from server.config.settings import load_config
 from server.sweep.choose import Candidate, as_preset, candidates, pareto, winner, write_preset
 from server.sweep.store import Record
 

@@ -1,9 +1,9 @@
 import pytest
 
-from server.config import load_config
-from server.devices import Device, Devices
+from server.config.devices import Device, Devices
+from server.config.presets import usable_cores
+from server.config.settings import load_config
 from server.errors import ConfigError
-from server.presets import usable_cores
 from server.sweep.grid import CPU_AXES, GPU_AXES, Axis, parse_axes, points
 
 CPU = load_config(["--model", "m"], {}, lambda: Devices((), "none here"))

@@ -6,8 +6,8 @@ import pytest
 from quant.progress import ignore_progress
 from server.bench.load import Closed
 from server.bench.run import BenchSettings
-from server.config import load_config
-from server.presets import load_preset
+from server.config.presets import load_preset
+from server.config.settings import load_config
 from server.sweep import run as running
 from server.sweep.grid import Point
 from server.sweep.report import Sweeping

@@ -1,0 +1,1 @@
+"""How ranks meet: their all-reduce, and vLLM's communicator on it."""

@@ -1,0 +1,1 @@
+"""What CPU engines have of their own: platform, layers, decoder, attention, sampling."""

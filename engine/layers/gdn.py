@@ -1,0 +1,89 @@
+"""Gated DeltaNet layers (Qwen3-Next, Qwen3.5 and their like) on voltserve_kernels.
+
+vLLM computes them with Triton kernels, which need a GPU and matrix units that a V100 lacks (docs/log.md). Its layer
+class is replaced at its extension point for out-of-tree layers; projections, weights, caches and metadata stay vLLM's.
+"""
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch.nn import Parameter
+from vllm.config import VllmConfig
+from vllm.forward_context import get_forward_context
+from vllm.model_executor.layers.mamba.gdn_linear_attn import GatedDeltaNetAttention
+from vllm.model_executor.model_loader.weight_utils import sharded_weight_loader
+from vllm.platforms import current_platform
+
+from engine import progress
+from engine.layers.linear import kernel_devices
+from quant.errors import QuantError
+
+TAPS = 4  # of the convolution; kernels/contracts/gdn.h
+# What the kernels compute in, by device.
+DTYPES = {"cpu": torch.float32, "cuda": torch.float16}
+
+
+class GatedDeltaNet(GatedDeltaNetAttention):  # type: ignore[misc]  # vLLM's classes are untyped
+    """vLLM's layer, whose convolution and delta rule are torch.ops.voltserve's."""
+
+    def __init__(self, config: Any, vllm_config: VllmConfig, **options: Any) -> None:
+        """Raises QuantError for a layer that the kernels do not take."""
+        super().__init__(config, vllm_config, **options)
+        dtype = DTYPES[current_platform.device_type]
+        _, state_dtype = self.get_state_dtype()
+        bits = str(dtype).removeprefix("torch.")
+        expectations = (
+            (vllm_config.speculative_config is None, "no speculative decoding", "Leave out --speculative-config"),
+            (vllm_config.model_config.dtype == dtype, f"--dtype {bits} on this device", f"Serve with --dtype {bits}"),
+            (state_dtype == torch.float32, "float32 states", "Serve with --mamba-ssm-cache-dtype float32"),
+            (self.conv_kernel_size == TAPS, f"a convolution over {TAPS} tokens", "Choose another model"),
+            (self.head_k_dim == self.head_v_dim, "keys and values of one size", "Choose another model"),
+            (self.activation in ("silu", "swish"), "SiLU after the convolution", "Choose another model"),
+        )
+        for holds, expected, remedy in expectations:
+            if not holds:
+                raise QuantError(f"{self.prefix}: Gated DeltaNet kernels expect {expected}, got otherwise", remedy)
+        # Its weight is a convolution's: no linear method may prepare it.
+        self.conv1d.quant_method = None
+        # As stored, without rounding to 16 bits: it sets for how long a state remembers.
+        self.dt_bias = Parameter(torch.ones(self.num_v_heads // self.tp_size, dtype=torch.float32), requires_grad=False)
+        self.dt_bias.weight_loader = sharded_weight_loader(0)  # type: ignore[attr-defined]
+        progress.decision("Gated DeltaNet layers", "kernels", "voltserve_kernels have code for this device")
+
+    def _forward_core(
+        self, mixed_qkv: torch.Tensor, b: torch.Tensor, a: torch.Tensor, core_attn_out: torch.Tensor
+    ) -> None:
+        """What lies between the projections.
+
+        mixed_qkv [T, 2 key dims + value dims], b and a [T, value heads]; core_attn_out [T, value heads, value dim] is
+        filled, but for rows of padding.
+        """
+        step = get_forward_context().attn_metadata
+        if step is None:  # a trial run that measures memory
+            torch.empty_like(mixed_qkv)
+            return
+        step = step[self.prefix]
+        slots, starts, continued = step.non_spec_state_indices_tensor, None, None
+        tokens = step.num_actual_tokens
+        if step.num_prefills:
+            starts, continued = step.non_spec_query_start_loc, step.has_initial_state
+            slots = slots[: continued.shape[0]]
+        else:
+            # One token a request; of padding for a captured graph, slots are negative, or there are none.
+            slots = slots[:tokens]
+            tokens = slots.shape[0]
+        convolution_state, state = self.kv_cache
+        ops = torch.ops.voltserve
+        weight = self.conv1d.weight.squeeze(1)
+        qkv = ops.causal_conv1d(mixed_qkv[:tokens], weight, convolution_state, slots, starts, continued)
+        gates = (a[:tokens], b[:tokens], self.A_log, self.dt_bias)
+        heads = self.num_k_heads // self.tp_size
+        ops.gated_delta_rule(qkv, *gates, state, slots, starts, continued, heads, core_attn_out[:tokens])
+
+
+@cache
+def register() -> None:
+    """Has vLLM make the layer above in place of its own, where voltserve_kernels have code for this device; once."""
+    if current_platform.device_type in kernel_devices():
+        GatedDeltaNetAttention.register_oot(GatedDeltaNet)

@@ -1,0 +1,186 @@
+"""`quasarnvfp4`: which layers of a checkpoint are NVFP4.
+
+All NVFP4 checkpoints lead here: those of the formats in quant/formats/detect.py, whatever name `--quantization` gives
+(or none), and a directory described by `quantize_config.json` alone. Others stay with vLLM's own handling.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from vllm.model_executor.layers.fused_moe import FusedMoE
+from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
+from vllm.model_executor.layers.quantization.base_config import QuantizationConfig, QuantizeMethodBase
+from vllm.model_executor.layers.quantization.compressed_tensors.utils import should_ignore_layer
+from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+from vllm.model_executor.models.utils import WeightsMapper
+
+from engine import progress
+from engine.cpu.layers import StoredDtypeEmbedding
+from engine.layers.linear import QuasarNvfp4LinearMethod
+from engine.layers.moe import QuasarNvfp4MoEMethod
+from quant.errors import QuantError
+from quant.formats import auto_round, compressed_tensors, modelopt, quantize_config
+from quant.formats.detect import CONFIG, is_nvfp4, quantization_config, read_scheme
+from quant.formats.scheme import Scheme
+from quant.jsonfile import read_object
+from quant.verify.files import read_shards, tensors_of
+from quant.verify.layers import sort_modules
+
+NAME = quantize_config.FORMAT
+# Values of `--quantization` with which an NVFP4 checkpoint comes here.
+NAMES = (NAME, compressed_tensors.QUANT_METHOD, auto_round.QUANT_METHOD, *modelopt.QUANT_METHODS)
+# Gate, down and up of an expert, as checkpoints name them.
+EXPERT_LEAVES = (("gate_proj", "down_proj", "up_proj"), ("w1", "w2", "w3"))
+
+
+class QuasarNvfp4Config(QuantizationConfig):  # type: ignore[misc]  # vLLM's classes are untyped
+    """What vLLM asks about a checkpoint's quantization."""
+
+    def __init__(self, config: Scheme | None = None) -> None:
+        super().__init__()
+        self.config = config
+
+    @classmethod
+    def override_quantization_method(cls, hf_quant_cfg: Mapping[str, Any], user_quant: str | None) -> str | None:
+        """Claims NVFP4 checkpoints, whether the user named our method, their format's or none."""
+        return NAME if user_quant in (None, *NAMES) and is_nvfp4(hf_quant_cfg) else None
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "QuasarNvfp4Config":
+        """Reads the `quantization_config` of config.json, into which vLLM puts hf_quant_config.json where that alone is
+        there. Raises QuantError naming the key, expected and got.
+        """
+        read = read_scheme(config, "config.json: quantization_config")
+        if read.w4a4:
+            reason = "the checkpoint asks for 4-bit activations (W4A4), which only Blackwell computes with"
+            progress.decision("activations", "16 bits or more (W4A16)", reason)
+        return cls(read)
+
+    def maybe_update_config(self, model_name: str) -> None:
+        """Completes the config from the model's directory.
+
+        quantize_config.json is needed where config.json describes no quantization, otherwise checked against it. The
+        tensors themselves decide what is quantized, except in compressed-tensors models, whose config says it exactly:
+        ModelOpt and AutoRound match names loosely or not at all.
+
+        Raises QuantError where that file is missing, malformed, or disagrees with config.json, and where the weights of
+        a module are neither NVFP4 nor 16-bit.
+        """
+        directory = Path(model_name)
+        path = directory / quantize_config.FILE_NAME
+        if self.config is None:
+            block_size = quantize_config.read(directory).block_size
+            self.config = compressed_tensors.scheme(block_size, _unquantized_modules(directory), str(path))
+        elif path.is_file() and (got := quantize_config.read(directory).block_size) != self.config.group_size:
+            raise QuantError(
+                f"{path}: block_size: expected {self.config.group_size} as in config.json, got {got}",
+                "Restore both files from the model's source",
+            )
+        elif directory.is_dir() and self.config.format != compressed_tensors.QUANT_METHOD:
+            ignore = (self.config.ignore or ()) + _unquantized_modules(directory)
+            self.config = replace(self.config, ignore=ignore)
+
+    def apply_vllm_mapper(self, hf_to_vllm_mapper: WeightsMapper) -> None:
+        """Turns the checkpoint's names of ignored modules into vLLM's; patterns stay."""
+        config = self._read_config()
+        ignore: list[str] = []
+        for name in config.ignore or ():
+            ignore += [name] if name.startswith("re:") else hf_to_vllm_mapper.apply_list([name])
+        self.config = replace(config, ignore=tuple(ignore))
+
+    def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> QuantizeMethodBase | None:
+        """The method of a layer; None leaves it (embeddings on a GPU, attention) to vLLM's default.
+
+        Raises:
+            ValueError: of a fused layer's members (q/k/v, gate/up, experts) some are ignored and some are not.
+        """
+        if isinstance(layer, VocabParallelEmbedding) and StoredDtypeEmbedding.suits(layer):
+            return StoredDtypeEmbedding()
+        if not isinstance(layer, (LinearBase, FusedMoE)):
+            return None
+        config = self._read_config()
+        ignore = config.ignore or ()
+        if isinstance(layer, FusedMoE):
+            ignored = ignores_experts(ignore, prefix, layer.global_num_experts)
+            return None if ignored else QuasarNvfp4MoEMethod(prefix, config, layer.moe_config)
+        ignored = should_ignore_layer(prefix, ignore, self.packed_modules_mapping)
+        return UnquantizedLinearMethod() if ignored else QuasarNvfp4LinearMethod(prefix, config)
+
+    def _read_config(self) -> Scheme:
+        if self.config is None:
+            raise RuntimeError("maybe_update_config was not called: vLLM is not the version this was written for")
+        return self.config
+
+    def get_name(self) -> str:
+        """The name for `--quantization`."""
+        return NAME
+
+    def get_supported_act_dtypes(self) -> list[torch.dtype]:
+        """Dtypes of activations that the linear method takes."""
+        return [torch.float16, torch.bfloat16, torch.float32]
+
+    @classmethod
+    def get_min_capability(cls) -> int:
+        """Volta."""
+        return 70
+
+    @staticmethod
+    def get_config_filenames() -> list[str]:
+        """None: `maybe_update_config` reads our file itself, with errors that name it."""
+        return []
+
+
+def ignores_experts(ignore: Collection[str], prefix: str, experts: int) -> bool:
+    """Whether `ignore` leaves the `experts` experts of layer `prefix` in 16 bits: by the layer's name, or theirs all.
+
+    Raises ValueError where it leaves some of them, which engines fuse into one layer.
+    """
+    if should_ignore_layer(prefix, ignore):
+        return True
+    about_us = [entry for entry in ignore if entry.startswith(("re:", f"{prefix}."))]
+    # A layer does not know how its checkpoint names the projections; names of the other kind are in no list.
+    for leaves in EXPERT_LEAVES:
+        names = [f"{prefix}.{expert}.{leaf}" for expert in range(experts) for leaf in leaves]
+        kept = [name for name in names if should_ignore_layer(name, about_us)]
+        if len(kept) == len(names):
+            return True
+        if kept:
+            raise ValueError(
+                f"{prefix}: expected all experts in NVFP4 or all in 16 bits, got {len(kept)} of {len(names)} "
+                f"projections ignored, {kept[0]} among them"
+            )
+    return False
+
+
+def modelopt_config(directory: Path) -> dict[str, Any] | None:
+    """What to override config.json's missing `quantization_config` with, where hf_quant_config.json alone says NVFP4.
+
+    vLLM reads that file itself, but stops at every algorithm there but FP8 and NVFP4. Raises QuantError for one that is
+    no JSON object.
+    """
+    path, config = directory / modelopt.FILE_NAME, directory / CONFIG
+    if not path.is_file() or not config.is_file():
+        return None
+    remedy = "Restore the file from the model's source"
+    data = read_object(path, remedy)
+    if quantization_config(read_object(config, remedy), config) is not None or not is_nvfp4(data):
+        return None
+    # Without `producer`, by which vLLM would look at the algorithm.
+    return {"quantization": data.get("quantization", data), "quant_method": modelopt.QUANT_METHODS[0]}
+
+
+def _unquantized_modules(directory: Path) -> tuple[str, ...]:
+    """Modules whose weights are stored in 16 bits. Raises QuantError for weights that are neither that nor NVFP4."""
+    headers, findings = read_shards(directory)
+    if problems := [finding for finding in findings if finding.severity == "error"]:
+        raise QuantError(f"{directory}: {problems[0]}", "See `voltserve verify`")
+    modules, _ = sort_modules(tensors_of(headers))
+    for module, kind in modules.foreign.items():
+        raise QuantError(
+            f"{directory}: {module}: expected NVFP4 or 16-bit weights, got {kind}",
+            "Choose a model whose layers are all one or the other",
+        )
+    return tuple(sorted(modules.plain))

@@ -1,0 +1,171 @@
+"""A model's step recorded once and then replayed without its modules, on CPUs and on V100s.
+
+Between a decoding step's few hundred operations Python walks through the layers' modules, which takes as long as the
+operations do. Dynamo records them while the engine warms up, as one list for any number of tokens; nothing is compiled,
+so no compiler is needed and recording takes seconds. `replay` is the Dynamo backend on CPUs: it leaves the operations
+as they are but for the few that vLLM wraps in an operator of Python's, so that a compiler would not look inside. On
+GPUs `replay_fused` also fuses neighbours (engine/steps/fusion.py), and CUDA graphs are captured of what it makes.
+
+What is imported at the top is the standard library: `engine.explain` asks `choose` without vLLM.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from engine import progress
+from engine.steps import fusion
+from engine.volta import Choice
+
+if TYPE_CHECKING:
+    import torch
+    from torch import fx, nn
+    from vllm.config import CompilationConfig
+
+WHAT = "steps of the model"
+RECORDED = "recorded"
+BACKEND = "engine.steps.recording.replay"
+FUSED_BACKEND = "engine.steps.recording.replay_fused"
+BACKENDS = (BACKEND, FUSED_BACKEND)
+OFF_VARIABLE = "TORCH_COMPILE_DISABLE"  # torch's own: Dynamo does nothing then
+Step = Callable[..., Any]
+
+
+def choose(*, hybrid: bool, disabled: bool, gpu: bool) -> Choice:
+    """Whether steps are recorded.
+
+    `hybrid`: the model has recurrent layers; `disabled`: by OFF_VARIABLE; `gpu`: with operations fused.
+    """
+    if disabled:
+        return Choice(WHAT, "eager", f"{OFF_VARIABLE} asks for it")
+    if hybrid:
+        return Choice(WHAT, "eager", "the model has recurrent layers, whose steps are not recorded")
+    fused = "; neighbouring small ones are fused, also in CUDA graphs, and compared with the modules' before serving"
+    return Choice(WHAT, RECORDED, f"replaying operations without the model's modules is faster{fused if gpu else ''}")
+
+
+def disabled() -> bool:
+    """Whether the environment keeps Dynamo from recording."""
+    return os.environ.get(OFF_VARIABLE, "0") == "1"
+
+
+def record(compilation: "CompilationConfig", backend: str = BACKEND) -> None:
+    """Has vLLM record the model's steps with `backend`, BACKEND or FUSED_BACKEND."""
+    from vllm.config import CompilationMode
+
+    compilation.mode = CompilationMode.DYNAMO_TRACE_ONCE
+    compilation.backend = backend
+    # Else vLLM asks the backend for files that it could load at the next start.
+    os.environ["VLLM_USE_AOT_COMPILE"] = "0"
+
+
+def allow_eager(model: "nn.Module") -> None:
+    """Has a `model` whose steps cannot be recorded run eagerly, and say so, where the engine would not start."""
+    module: Any
+    for module in model.modules():
+        if (recorded := getattr(module, "_compiled_callable", None)) is not None:  # vLLM's name
+            module._compiled_callable = _or_eager(model, module, recorded)
+
+
+def _or_eager(model: "nn.Module", module: Any, recorded: Step) -> Step:
+    from torch._dynamo.exc import TorchDynamoException
+
+    def step(*inputs: Any, **named: Any) -> Any:
+        try:
+            return recorded(*inputs, **named)
+        except TorchDynamoException as error:
+            module._compiled_callable = None
+            module.do_not_compile = True  # vLLM's name, too
+            call_attention_directly(model)
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            progress.decision(WHAT, "eager", f"they could not be recorded: {reason}")
+            return module.forward(*inputs, **named)
+
+    return step
+
+
+def recorded_modules(model: "nn.Module") -> "list[Any]":
+    """Those of `model` whose steps are recorded."""
+    return [module for module in model.modules() if getattr(module, "_compiled_callable", None) is not None]
+
+
+def use_recorded(model: "nn.Module", wanted: bool) -> None:
+    """From now on replays what is recorded of `model`, or runs its modules."""
+    recorded = recorded_modules(model)
+    for module in recorded:
+        module.do_not_compile = not wanted
+    if recorded:
+        call_attention_directly(model, not wanted)
+
+
+def call_attention_directly(model: "nn.Module", wanted: bool = True) -> None:
+    """Has attention layers call their backend, not an operator that calls it: that serves recording only."""
+    from vllm.model_executor.layers.attention import Attention
+
+    for module in model.modules():
+        if isinstance(module, Attention):
+            module.use_direct_call = wanted
+
+
+def replay(module: "fx.GraphModule", _inputs: "Sequence[torch.Tensor]") -> Step:
+    """The recorded operations, with `direct` applied, as a function of Python."""
+    direct(module.graph)
+    return _step(module)
+
+
+def replay_fused(module: "fx.GraphModule", _inputs: "Sequence[torch.Tensor]") -> Step:
+    """As `replay`, with neighbouring operations fused where the kernels for that are installed."""
+    from engine.layers.linear import kernel_devices
+
+    direct(module.graph)
+    progress.settle(fusion.fuse(module.graph) if "cuda" in kernel_devices() else fusion.WITHOUT_KERNELS)
+    return _step(module)
+
+
+def _step(module: "fx.GraphModule") -> Step:
+    module.recompile()
+    step: Step = module.forward
+    return step
+
+
+def direct(graph: "fx.Graph") -> None:
+    """Calls what vLLM's operators of Python call: attention, with its cache, all-reduces and experts.
+
+    And takes parameters as they are, where a module takes their `.data`.
+    """
+    import torch
+    from vllm.distributed.parallel_state import all_reduce
+    from vllm.model_executor.layers.attention.attention import unified_attention_with_output
+    from vllm.model_executor.layers.fused_moe.runner import default_moe_runner as moe
+
+    operators = torch.ops.vllm
+    functions = {
+        operators.unified_attention_with_output: unified_attention_with_output,
+        operators.all_reduce: all_reduce,
+        operators.moe_forward: moe._moe_forward,
+        operators.moe_forward_shared: moe._moe_forward_shared,
+    }
+    for node in list(graph.nodes):
+        target = getattr(node.target, "overloadpacket", node.target)
+        if target is operators.unified_kv_cache_update:
+            (attention,) = node.users  # which is given the update's empty result, so that it comes second
+            attention.target = update_and_attend
+            attention.kwargs = {}
+            graph.erase_node(node)
+        elif getattr(target, "__name__", "") == "_get_data_attr":  # torch's name
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
+        elif target in functions:
+            node.target = functions[target]
+
+
+def update_and_attend(
+    query: "torch.Tensor", key: "torch.Tensor", value: "torch.Tensor", output: "torch.Tensor", layer_name: str
+) -> None:
+    """vLLM's `unified_kv_cache_update` and `unified_attention_with_output` of one layer, in that order."""
+    from vllm.model_executor.layers.attention.attention import get_attention_context
+
+    metadata, layer, cache, slots = get_attention_context(layer_name)
+    if slots is not None:
+        layer.impl.do_kv_cache_update(layer, key, value, cache, slots)
+    layer.impl.forward(layer, query, key, value, cache, metadata, output=output)

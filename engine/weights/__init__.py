@@ -1,0 +1,1 @@
+"""Loading weights: progress, and values that no engine can use."""

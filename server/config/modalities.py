@@ -1,0 +1,42 @@
+"""Whether a model that also takes images and video is served with them, and what speculative decoding it can do."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from server.config.flags import FlagValue
+from server.decisions import Decision
+
+FLAG = "language-model-only"
+LIMITS = "limit-mm-per-prompt"
+# From this nominal size of a card on, an image encoder and its trial run leave room enough for a cache.
+ROOMY_GIB = 24.0
+
+
+def choose_text_only(model: Path, engine: Mapping[str, FlagValue], smallest_gib: float | None) -> Decision | None:
+    """The choice to leave a model's image encoder out where no flag says anything about it; None where all is served.
+
+    `smallest_gib`: the nominal memory of the smallest card used, None without GPUs.
+    """
+    if FLAG in engine or LIMITS in engine or not _has_vision(model):
+        return None
+    if smallest_gib is not None and smallest_gib >= ROOMY_GIB:
+        return None
+    where = f"a {smallest_gib:g} GB card needs the memory for its cache" if smallest_gib is not None else "on a CPU"
+    return Decision("images and video", "not served", f"{where}; --no-{FLAG} loads the model's image encoder")
+
+
+def is_text_only(engine: Mapping[str, FlagValue]) -> bool:
+    """Whether the flags leave the image encoder out, so that the engine does not load it."""
+    limits = engine.get(LIMITS)
+    none_allowed = isinstance(limits, dict) and all(limits.get(kind) == 0 for kind in ("image", "video"))
+    return engine.get(FLAG) is True or none_allowed
+
+
+def _has_vision(model: Path) -> bool:
+    """What is no readable config.json is preflight's to refuse."""
+    try:
+        config = json.loads((model / "config.json").read_bytes())
+    except (OSError, ValueError):
+        return False
+    return isinstance(config, dict) and isinstance(config.get("vision_config"), dict)

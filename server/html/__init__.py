@@ -1,0 +1,1 @@
+"""Pages that need nothing beside them, and plots in their colours."""

@@ -1,0 +1,1 @@
+"""Serving as one process: checks before the start, the event loop, the terminal, the end."""

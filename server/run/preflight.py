@@ -1,0 +1,139 @@
+"""What can be known to fail before anything starts: the model directory, the GPUs, the port."""
+
+import importlib.util
+import socket
+from pathlib import Path
+
+from quant.errors import QuantError
+from quant.formats.detect import CONFIG
+from quant.verify.servable import Examination
+from server.config.settings import Config
+from server.decisions import Decision
+from server.errors import PreflightError
+from server.plan import NotPlannedError, plan_for
+from server.run import servable
+
+
+def check(config: Config) -> tuple[Decision, ...]:
+    """Checks that the model can be served here, the number of GPUs, and that it fits them; returns what was decided.
+
+    Raises:
+        PreflightError: serving cannot work; says what was found and what to do.
+    """
+    seen = servable.check(config)
+    check_speculation(config, seen)
+    check_gpus(config)
+    check_ray(config)
+    checked = (other_quantization(seen), check_memory(config))
+    return tuple(decision for decision in checked if decision is not None)
+
+
+def check_speculation(config: Config, seen: Examination) -> None:
+    """Checks that drafting has the layers it drafts with, and that the model's layers can take back rejected tokens.
+
+    Raises:
+        PreflightError: --speculative-config asks for what this model cannot do.
+    """
+    speculation = config.engine.get("speculative-config")
+    if not isinstance(speculation, dict):
+        return
+    path = Path(config.model) / CONFIG
+    inner = seen.config.get("text_config")
+    text = inner if isinstance(inner, dict) else seen.config
+    if "mtp" in str(speculation.get("method", "")) and not any(name.startswith("mtp.") for name in seen.tensors):
+        layers = text.get("mtp_num_hidden_layers") or text.get("num_nextn_predict_layers") or 0
+        raise PreflightError(
+            f"--speculative-config asks for MTP: expected mtp.* tensors, as {path} declares {layers} MTP layers, got "
+            f"none in the {len(seen.tensors)} tensors of {config.model}. Leave out --speculative-config, or serve a "
+            "checkpoint that ships them"
+        )
+    if "linear_num_value_heads" in text:
+        raise PreflightError(
+            f"--speculative-config: {path} has Gated DeltaNet layers, whose kernels keep one state a sequence and "
+            "cannot take back the tokens that are rejected. Leave it out"
+        )
+
+
+def check_gpus(config: Config) -> None:
+    """Checks that there are as many GPUs as the configuration's parallelism needs.
+
+    Raises:
+        PreflightError: too few; says how many were found.
+    """
+    found = len(config.devices.gpus)
+    if found < config.gpus_needed:
+        raise PreflightError(
+            f"preset {config.preset} needs {config.gpus_needed} GPUs and {found} were found: {config.devices}. "
+            "Pick another preset with --preset, or lower --tensor-parallel-size"
+        )
+
+
+def check_ray(config: Config) -> None:
+    """Checks that Ray is there where it is to start the engine's workers.
+
+    Raises:
+        PreflightError: it is absent.
+    """
+    if not config.over_ray:
+        return
+    if importlib.util.find_spec("ray") is None:
+        raise PreflightError(
+            "--distributed-executor-backend ray: Ray is absent from this Python. `make setup-ray` installs it, and the "
+            "-ray images have it; docs/cluster.md says how machines are put together"
+        )
+
+
+def other_quantization(seen: Examination) -> Decision | None:
+    """What computes a model that is quantized otherwise than NVFP4."""
+    if seen.other is None or seen.target.device == "gpu":
+        return None
+    name, other = seen.other
+    return Decision("quantization", name, f"{other.what}; {other.computed_by(seen.target.device)}")
+
+
+def check_memory(config: Config) -> Decision | None:
+    """Checks that the memory plan fits the GPUs; returns what came of it. Without GPUs nothing is planned.
+
+    Raises:
+        PreflightError: it does not fit (--memory-plan warn only returns that), or the model's files are broken.
+    """
+    if not config.gpus_needed:
+        return None
+    try:
+        plan = plan_for(config).plan
+    except NotPlannedError as error:
+        return Decision("memory plan", "none", str(error))
+    except QuantError as error:
+        raise PreflightError(str(error)) from error
+    if plan.fits:
+        reason = f"{plan.together} sequences of {plan.length:,} tokens at once; `voltserve plan` shows the sum"
+        return Decision("memory plan", f"{plan.tokens:,} tokens of cache", reason)
+    problems = "; ".join(plan.problems)
+    if config.memory_plan == "warn":
+        return Decision("memory plan", "started although it does not fit", f"--memory-plan warn; {problems}")
+    raise PreflightError(
+        f"{config.model} does not fit with {plan.split}: {problems}. `voltserve plan` shows the sum, and --memory-plan "
+        "warn starts all the same"
+    )
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A bound socket, not yet listening, so that a taken port is known before the engine starts.
+
+    Raises:
+        PreflightError: the address cannot be had.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        sock = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise PreflightError(f"cannot listen on {host}: {error}") from error
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+    except OSError as error:
+        sock.close()
+        raise PreflightError(
+            f"cannot listen on {host} port {port}: {error.strerror}. Stop what uses it, or choose another with --port"
+        ) from error
+    return sock

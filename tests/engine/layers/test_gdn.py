@@ -1,0 +1,135 @@
+"""The Gated DeltaNet layer: what it hands the ops of a step's metadata, and what it refuses.
+
+What it computes is seen through the whole engine in tests/e2e/test_hybrid_model.py.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import voltserve_kernels  # noqa: F401 - registers torch.ops.voltserve
+from vllm.model_executor.layers.mamba.gdn_linear_attn import GatedDeltaNetAttention
+
+from engine.layers import gdn
+from engine.layers.gdn import GatedDeltaNet
+from quant.errors import QuantError
+
+KEY_HEADS, VALUE_HEADS, DIM, SLOTS = 1, 2, 16, 4
+CHANNELS = (2 * KEY_HEADS + VALUE_HEADS) * DIM
+
+
+def layer(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> GatedDeltaNet:
+    """A layer that vLLM's constructor has left with these attributes, on a rank of one."""
+    attributes = {
+        "prefix": "model.layers.0.linear_attn",
+        "tp_size": 1,
+        "num_k_heads": KEY_HEADS,
+        "num_v_heads": VALUE_HEADS,
+        "head_k_dim": DIM,
+        "head_v_dim": DIM,
+        "conv_kernel_size": 4,
+        "activation": "silu",
+        "state_dtypes": (torch.float32, torch.float32),
+    } | changes
+
+    def construct(self: Any, *_arguments: Any, **_options: Any) -> None:
+        torch.nn.Module.__init__(self)
+        for name, value in attributes.items():
+            setattr(self, name, value)
+        self.conv1d = SimpleNamespace(weight=torch.ones(CHANNELS, 1, 4), quant_method=object())
+        self.A_log = torch.nn.Parameter(torch.zeros(VALUE_HEADS))
+        self.kv_cache = (torch.zeros(SLOTS, 3, CHANNELS), torch.zeros(SLOTS, VALUE_HEADS, DIM, DIM))
+
+    monkeypatch.setattr(GatedDeltaNetAttention, "__init__", construct)
+    monkeypatch.setattr(GatedDeltaNetAttention, "get_state_dtype", lambda self: self.state_dtypes)
+    model = SimpleNamespace(dtype=changes.get("dtype", torch.float32))
+    config = SimpleNamespace(model_config=model, speculative_config=changes.get("speculative_config"))
+    return GatedDeltaNet(SimpleNamespace(), config)
+
+
+def run(
+    monkeypatch: pytest.MonkeyPatch, made: GatedDeltaNet, rows: int, metadata: SimpleNamespace | None
+) -> torch.Tensor:
+    """The output of a step of `rows` rows, NaN where nothing was written."""
+    step = None if metadata is None else {made.prefix: metadata}
+    monkeypatch.setattr(gdn, "get_forward_context", lambda: SimpleNamespace(attn_metadata=step))
+    random = torch.Generator().manual_seed(0)
+    out = torch.full((rows, VALUE_HEADS, DIM), torch.nan)
+    gates = torch.zeros(rows, VALUE_HEADS)
+    made._forward_core(torch.randn(rows, CHANNELS, generator=random), gates, gates, out)
+    return out
+
+
+def metadata(
+    slots: list[int], tokens: int, starts: list[int] | None = None, continued: list[bool] | None = None
+) -> Any:
+    return SimpleNamespace(
+        num_actual_tokens=tokens,
+        num_prefills=0 if starts is None else 1,
+        non_spec_state_indices_tensor=torch.tensor(slots, dtype=torch.int32),
+        non_spec_query_start_loc=None if starts is None else torch.tensor(starts, dtype=torch.int32),
+        has_initial_state=None if continued is None else torch.tensor(continued),
+    )
+
+
+def test_a_decoding_step_fills_its_rows_and_those_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = layer(monkeypatch)
+    out = run(monkeypatch, made, 3, metadata([2, 0], 2))
+    assert out[:2].isfinite().all()
+    assert out[2].isnan().all()
+    assert [bool(state.any()) for state in made.kv_cache[1]] == [True, False, True, False]
+
+
+def test_rows_padded_beyond_the_requests_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for a captured graph of more tokens than there are requests: without slots, or with negative ones."""
+    out = run(monkeypatch, layer(monkeypatch), 4, metadata([1], 4))
+    assert out[0].isfinite().all()
+    assert out[1:].isnan().all()
+    out = run(monkeypatch, layer(monkeypatch), 4, metadata([1, -1, -1, -1], 4))
+    assert out[0].any()
+    assert not out[1:].any()
+
+
+def test_prompts_and_decoding_share_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = layer(monkeypatch)
+    first = run(monkeypatch, made, 1, metadata([3], 1))
+    made.kv_cache[1][1] = 7  # of a request that is gone
+    mixed = run(monkeypatch, made, 4, metadata([3, 1, 9], 4, [0, 1, 4], [True, False]))
+    assert mixed.isfinite().all()
+    alone = layer(monkeypatch)
+    assert torch.equal(run(monkeypatch, alone, 1, metadata([3], 1)), first)
+    again = run(monkeypatch, alone, 4, metadata([3, 1], 4, [0, 1, 4], [True, True]))  # its slots hold zeros
+    assert torch.equal(mixed, again)
+
+
+def test_a_trial_run_touches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = layer(monkeypatch)
+    assert run(monkeypatch, made, 2, None).isnan().all()
+    assert not made.kv_cache[1].any()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"speculative_config": object()}, "no speculative decoding.*--speculative-config"),
+        ({"dtype": torch.bfloat16}, "--dtype float32 on this device"),
+        ({"state_dtypes": (torch.float32, torch.float16)}, "float32 states.*--mamba-ssm-cache-dtype float32"),
+        ({"conv_kernel_size": 3}, "over 4 tokens"),
+        ({"head_v_dim": 32}, "keys and values of one size"),
+        ({"activation": "relu"}, "SiLU"),
+    ],
+)
+def test_a_layer_that_the_kernels_do_not_take_is_refused(
+    monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(QuantError, match=rf"model\.layers\.0\.linear_attn: .*{message}"):
+        layer(monkeypatch, **changes)
+
+
+def test_the_gate_s_bias_stays_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = layer(monkeypatch)
+    assert made.dt_bias.dtype == torch.float32
+    assert made.conv1d.quant_method is None
