@@ -18,7 +18,8 @@ RUNTIME = Path("RUNTIME")  # stands for the private folder that serve makes
 def explain(config: Config) -> dict[str, Any]:
     """Settings and engine flags with their sources, decisions with reasons, the engine's command and environment.
 
-    `problem` is what would stop `serve`, or None, and `exit_code` what it would end with. Inherited variables are listed by name only; they are the user's.
+    `problem` is what would stop `serve`, or None, and `exit_code` what it would end with. Inherited variables are
+    listed by name only; they are the user's.
     """
     own = {name: getattr(config, name.replace("-", "_")) for name in setting_flags()}
     values = {**own, **config.engine}
