@@ -24,7 +24,6 @@ from tests.e2e.test_main_job import engine_core
 from tests.faults.test_client_words import CANARY, MISLEADING, send, told
 from tests.waiting import wait_until
 
-
 pytestmark = pytest.mark.e2e
 
 
