@@ -31,7 +31,7 @@ from hypothesis import seed as seeded
 from schemathesis.core.failures import FailureGroup
 from schemathesis.generation import GenerationMode
 
-from tests.e2e.conftest import MODEL, serving
+from tests.e2e.conftest import MODEL, Service, serving
 from tests.e2e.state import settled
 from tests.faults.openapi_fuzz import CHECKS, operations
 
@@ -123,8 +123,8 @@ def capped(path: str, body: Any) -> Any:
     return made
 
 
-def fuzz(url: str, until: float, seed: int) -> Outcome:
-    """Sends requests of each operation in turn until the time `until` (time.time), each mode and both documents."""
+def fuzz(url: str, until: float, seed: int, turns: int = 10**9, at_once: int = AT_ONCE) -> Outcome:
+    """Sends requests of each operation in turn, in each mode and of both documents, until the time `until`."""
     document = httpx.get(f"{url}/openapi.json").raise_for_status().json()
     outcome = Outcome()
     sources = [
@@ -132,7 +132,7 @@ def fuzz(url: str, until: float, seed: int) -> Outcome:
         ("narrowed ", schemathesis.openapi.from_dict(narrowed(document))),
     ]
     few = settings(
-        max_examples=AT_ONCE,
+        max_examples=at_once,
         deadline=None,
         database=None,
         phases=[Phase.generate],
@@ -147,7 +147,7 @@ def fuzz(url: str, until: float, seed: int) -> Outcome:
 
         return ask
 
-    for turn in range(10**9):
+    for turn in range(turns):
         for operation, mode, source in _turns(sources):
             if time.time() >= until:
                 return outcome
@@ -198,6 +198,25 @@ def report(outcome: Outcome) -> dict[str, Any]:
     }
 
 
+def measure(service: Service, minutes: float, seed: int) -> dict[str, Any]:
+    """Fuzzes a service that is ready, and compares it before and after."""
+    fuzz(service.url, time.time() + 20, seed - 1)  # so that pools of connections have grown before anything is counted
+    before, outcome = settled(service), Outcome()
+    until = time.time() + 60 * minutes
+    with ProcessPoolExecutor(WORKERS, multiprocessing.get_context("spawn")) as pool:
+        for part in [pool.submit(fuzz, service.url, until, seed + 10**6 * n) for n in range(WORKERS)]:
+            outcome.add(part.result())
+    after = settled(service)
+    return {
+        "model": MODEL,
+        "minutes": minutes,
+        **report(outcome),
+        "before": before.as_dict(),
+        "after": after.as_dict(),
+        "not_as_before": before.differences(after),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=15)
@@ -205,24 +224,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, serving(Path(folder) / "log") as service:
-        fuzz(service.url, time.time() + 20, args.seed - 1)  # so that pools of connections are as large as they get
-        before, outcome = settled(service), Outcome()
-        until = time.time() + 60 * args.minutes
-        with ProcessPoolExecutor(WORKERS, multiprocessing.get_context("spawn")) as pool:
-            for part in [pool.submit(fuzz, service.url, until, args.seed + 10**6 * n) for n in range(WORKERS)]:
-                outcome.add(part.result())
-        after = settled(service)
+        measured = measure(service, args.minutes, args.seed)
     result = {
         "kind": "measured",
         "date": date.today().isoformat(),
         "machine": f"{os.cpu_count()} cores, {platform.machine()}",
         "command": " ".join(["python -m tests.faults.engine_fuzz", *sys.argv[1:]]),
-        "model": MODEL,
-        "minutes": args.minutes,
-        **report(outcome),
-        "before": before.as_dict(),
-        "after": after.as_dict(),
-        "not_as_before": before.differences(after),
+        **measured,
     }
     args.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     print(json.dumps(result, indent=2))

@@ -84,7 +84,7 @@ def fuzz(url: str, examples: int, seed: int) -> Outcome:
 
 def operations(schema: Any) -> Iterator[tuple[Any, GenerationMode]]:
     """Each operation, in each mode that it has: what takes no more than a text cannot be asked wrongly."""
-    for found in schema.get_alloperations():
+    for found in schema.get_all_operations():
         operation = found.ok()
         yield operation, GenerationMode.POSITIVE
         if operation.body:
