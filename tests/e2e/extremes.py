@@ -341,12 +341,31 @@ def _each(route: str) -> Iterator[tuple[str, Values, str, Any]]:
 
 
 def alone() -> Iterator[Extreme]:
-    """Each extreme in a request of its own."""
+    """Each extreme in a request of its own, on every route that knows the field."""
     for route in FIELDS:
         for name, values, expected, value in _each(route):
-            body = encoded({**ORDINARY[route], **values.beside, name: value})
-            about = frozenset({name, *values.about, *values.beside})
-            yield Extreme(route, (name,), about, body, expected if route != EMBEDDINGS else "odd", values.long)
+            yield _request(route, [(name, values, value)], expected)
+
+
+def spread(seed: int) -> Iterator[Extreme]:
+    """The same, but each value of a field on one of the routes that know it."""
+    r = random.Random(seed)  # noqa: S311
+    routes: dict[tuple[str, str], list[tuple[str, Values, str, Any]]] = {}
+    for route in FIELDS:
+        for name, values, expected, value in _each(route):
+            routes.setdefault((name, json.dumps(value)), []).append((route, values, expected, value))
+    for (name, _), known in routes.items():
+        route, values, expected, value = r.choice(known)
+        yield _request(route, [(name, values, value)], expected)
+
+
+def _request(route: str, extremes: list[tuple[str, Values, Any]], expected: str) -> Extreme:
+    beside = {name: value for _, values, _ in extremes for name, value in values.beside.items()}
+    body = {**ORDINARY[route], **beside, **{name: value for name, _, value in extremes}}
+    names = tuple(name for name, _, _ in extremes)
+    about = frozenset({*names, *beside, *(name for _, values, _ in extremes for name in values.about)})
+    judged = expected if route != EMBEDDINGS else "odd"  # this model embeds nothing
+    return Extreme(route, names, about, encoded(body), judged, any(values.long for _, values, _ in extremes))
 
 
 def pairs(seed: int) -> Iterator[Extreme]:
@@ -362,7 +381,7 @@ def pairs(seed: int) -> Iterator[Extreme]:
         first, second = (r.choice(group) for group in r.sample(by_field[route], 2))
         if first[0] in second[1].beside or second[0] in first[1].beside:
             continue
-        body = {**ORDINARY[route], **first[1].beside, **second[1].beside, first[0]: first[3], second[0]: second[3]}
-        expected = "refused" if "refused" in {first[2], second[2]} else "odd"
-        about = frozenset(body)
-        yield Extreme(route, (first[0], second[0]), about, encoded(body), expected, first[1].long or second[1].long)
+        # What is wrong only beside another field's ordinary value may be right beside its extreme.
+        certain = any(one[2] == "refused" and not one[1].about and not one[1].beside for one in (first, second))
+        expected = "refused" if certain else "odd"
+        yield _request(route, [(name, values, value) for name, values, _, value in (first, second)], expected)
