@@ -97,7 +97,7 @@ def wrong_refusal(extreme: Extreme, text: str) -> str:
         shape = set()
     if shape != {"message", "type", "param", "code"}:
         return f"an error that is not in OpenAI's form: {text[:300]}"
-    if error["code"] in {"invalid_json", "request_too_large"}:  # of the body as a whole
+    if error["code"] in {"invalid_json", "request_too_large", "unsupported_by_model"}:  # of no field
         return ""
     field_named = str(error["param"] or "").replace("[", ".").partition(".")[0]
     if field_named in extreme.about:
