@@ -136,7 +136,7 @@ GENERATES: dict[str, Values] = {
         [], [0], [VOCABULARY - 1], *([given] for given in IDS), [0, -1], list(range(3000)), [0, 0]
     ),
     "spaces_between_special_tokens": flag(),
-    "truncate_prompt_tokens": whole([1, -1, CONTEXT - 4], [-2, 10**9, 10**20]),
+    "truncate_prompt_tokens": whole([1, -1, CONTEXT - 4], [-2, 10**9, 10**20], about=("prompt", "messages", "input")),
     "prompt_logprobs": whole([0, 1, 5], [-2, 1000, 10**9], about=("logprobs", "stream")),
     "add_special_tokens": flag(),
     "return_tokens_as_token_ids": flag(beside={"logprobs": True}),
@@ -259,7 +259,7 @@ FIELDS: dict[str, dict[str, Values]] = {
         "max_output_tokens": whole([1, 16], [0, -1, CONTEXT + 1, 10**9], long=True),
         "max_tool_calls": whole([], []),
         "previous_response_id": text(),
-        "background": flag(about=("store",)),
+        "background": Values([False], [*NO_JSON, 2, [], {}, "x"], [True, *OTHER], about=("store",)),
         "store": flag(),
         "include": anything(["nonsense"], ["message.output_text.logprobs"], [5]),
         "metadata": anything({"a": 5}, {"": ""}, {"x" * 9000: "y" * 9000}),
@@ -283,7 +283,7 @@ FIELDS: dict[str, dict[str, Values]] = {
         "tool_choice": anything(
             "none", "auto", "required", {"type": "function", "name": "f"}, {"type": "mcp"}, about=("tools",)
         ),
-        "top_logprobs": whole([0, 1], [-1, 21, 10**9], about=("include",)),
+        "top_logprobs": whole([0, 1], [-1, 21, 10**9], beside={"include": ["message.output_text.logprobs"]}),
         "truncation": anything("auto", "disabled", "x"),
         "prompt_cache_key": text(),
         "enable_response_messages": flag(),
