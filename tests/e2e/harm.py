@@ -25,7 +25,8 @@ from typing import Any
 import httpx
 
 from tests.e2e.conftest import MODEL, Service, serving
-from tests.e2e.extremes import CHAT, COMPLETIONS, Extreme, alone, pairs
+from tests.e2e.extremes import Extreme, alone, pairs
+from tests.e2e.fields import CHAT, COMPLETIONS
 from tests.e2e.state import State, settled
 from tests.waiting import wait_until
 

@@ -1,4 +1,4 @@
-"""Hostile texts, grammars, schemas, messages and tools, as data for tests/e2e/extremes.py."""
+"""Hostile texts, grammars, schemas, messages and tools, as data for tests/e2e/fields.py."""
 
 import json
 from typing import Any

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.extremes import COMPLETIONS, Extreme
+from tests.e2e.extremes import Extreme
+from tests.e2e.fields import COMPLETIONS
 from tests.e2e.harm import Run, verdict
 from tests.e2e.state import GAUGES, MEMORY_MIB, State
 
