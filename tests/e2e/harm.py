@@ -9,7 +9,6 @@ fault with a command that repeats it, and goes on after an engine's death.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import itertools
 import json
 import queue
@@ -27,8 +26,7 @@ import httpx
 from tests.e2e.conftest import MODEL, Service, serving
 from tests.e2e.extremes import Extreme, alone, pairs
 from tests.e2e.fields import CHAT, COMPLETIONS
-from tests.e2e.state import State, settled
-from tests.waiting import wait_until
+from tests.e2e.state import settled
 
 HANG_S = 120.0  # for one answer: a bound on a hang, not a check of speed
 LEAVE_S = 0.5  # how long a client stays whose answer may rightly take minutes
@@ -256,9 +254,7 @@ def check(service: Service, extremes: Iterable[Extreme], seconds: float, **how: 
     Run(service, **how).run(itertools.islice(alone(), 40), seconds)
     before = settled(service)
     found = Run(service, **how).run(extremes, seconds)
-    with contextlib.suppress(AssertionError):
-        wait_until(lambda: not before.differences(State.of(service)), 60, "as before", 1)
-    found.faults += [Fault(difference) for difference in before.differences(State.of(service))]
+    found.faults += [Fault(difference) for difference in before.differences(settled(service, before))]
     return found
 
 

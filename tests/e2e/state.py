@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -18,6 +19,10 @@ GAUGES = (
 # What engine and gateway may keep of thousands of requests: vLLM keeps compiled grammars up to VLLM_XGRAMMAR_CACHE_MB,
 # 512, and the pages of its key/value cache, 1 GiB, are the kernel's only once they were written to.
 MEMORY_MIB = 2048
+DESCRIPTORS = 8  # more in a process: connections between gateway and engine that wait for the next request
+
+
+REST_S = 60.0  # in which it comes to rest
 
 
 @dataclass(frozen=True)
@@ -51,14 +56,16 @@ class State:
         )
 
     def differences(self, later: State) -> list[str]:
-        """What is not as it was; memory may have grown within its bound, descriptors may have become fewer."""
+        """What is not as it was; memory and descriptors may have grown within their bounds."""
         found = [
             f"{name}: {getattr(self, name)} before, {getattr(later, name)} after"
             for name in ("engine", "restarts", "busy")
             if getattr(self, name) != getattr(later, name)
         ]
-        if any(later.descriptors.get(pid, 0) > count for pid, count in self.descriptors.items()):
-            found.append(f"descriptors: {self.descriptors} before, {later.descriptors} after")
+        if any(later.descriptors.get(pid, 0) > count + DESCRIPTORS for pid, count in self.descriptors.items()):
+            found.append(
+                f"descriptors: {self.descriptors} before, {later.descriptors} after, at most {DESCRIPTORS} more of each"
+            )
         if later.memory_mib > self.memory_mib + MEMORY_MIB:
             found.append(f"memory: {self.memory_mib} MiB before, {later.memory_mib} after, at most {MEMORY_MIB} more")
         return found
@@ -68,7 +75,13 @@ class State:
         return asdict(self)
 
 
-def settled(service: Service) -> State:
-    """The state as soon as no request is at the engine."""
-    wait_until(lambda: not any(State.of(service).busy.values()), 60, "no request at the engine", 0.5)
+def settled(service: Service, before: State | None = None) -> State:
+    """The state as soon as no request is at the engine, and where it comes back to what it was `before`, then."""
+
+    def rests() -> bool:
+        now = State.of(service)
+        return not any(now.busy.values()) if before is None else not before.differences(now)
+
+    with contextlib.suppress(AssertionError):  # the caller judges
+        wait_until(rests, REST_S, "no request at the engine", 0.5)
     return State.of(service)

@@ -14,7 +14,7 @@ import pytest
 from tests.e2e.extremes import Extreme
 from tests.e2e.fields import COMPLETIONS
 from tests.e2e.harm import Run, verdict
-from tests.e2e.state import GAUGES, MEMORY_MIB, State
+from tests.e2e.state import DESCRIPTORS, GAUGES, MEMORY_MIB, State
 
 ODD = Extreme(COMPLETIONS, ("top_p",), frozenset({"top_p"}), b'{"top_p": 9}', "odd", long=False)
 
@@ -103,12 +103,12 @@ def test_a_request_that_changes_or_ends_others_streams_is_found_out(text: str, f
 
 def test_a_state_that_is_not_as_before_is_told() -> None:
     before = State((1, 2), 0, dict.fromkeys(GAUGES, 0.0), {1: 9, 2: 9}, 1000)
-    assert not before.differences(State((1, 2), 0, before.busy, {1: 8, 2: 9}, 1000 + MEMORY_MIB))
+    assert not before.differences(State((1, 2), 0, before.busy, {1: 8, 2: 9 + DESCRIPTORS}, 1000 + MEMORY_MIB))
     for changed in (
         State((1, 3), 0, before.busy, {1: 9, 3: 9}, 1000),
         State((1, 2), 1, before.busy, before.descriptors, 1000),
         State((1, 2), 0, dict.fromkeys(GAUGES, 1.0), before.descriptors, 1000),
-        State((1, 2), 0, before.busy, {1: 10, 2: 9}, 1000),
+        State((1, 2), 0, before.busy, {1: 10 + DESCRIPTORS, 2: 9}, 1000),
         State((1, 2), 0, before.busy, before.descriptors, 1001 + MEMORY_MIB),
     ):
         assert len(before.differences(changed)) == 1, changed

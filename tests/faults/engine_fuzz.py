@@ -12,6 +12,7 @@ import json
 import multiprocessing
 import os
 import platform
+import random
 import sys
 import tempfile
 import time
@@ -36,7 +37,7 @@ from tests.e2e.state import settled
 from tests.faults.openapi_fuzz import CHECKS, operations
 
 HANG_S = 120.0  # for one answer: a bound on a hang, not a check of speed
-AT_ONCE = 20  # requests of one operation before the next one's turn
+AT_ONCE = 8  # requests of one operation before the next one's turn
 WORKERS = 2
 EXAMPLES_KEPT = 5  # of each kind of failure
 # Fields that decide how long an answer takes; `None` where a request may do without, else what is filled in.
@@ -148,7 +149,9 @@ def fuzz(url: str, until: float, seed: int, turns: int = 10**9, at_once: int = A
         return ask
 
     for turn in range(turns):
-        for operation, mode, source in _turns(sources):
+        order = list(_turns(sources))
+        random.Random(seed + turn).shuffle(order)  # noqa: S311 - processes ask different operations at a time
+        for operation, mode, source in order:
             if time.time() >= until:
                 return outcome
             few(seeded(seed + turn)(given(operation.as_strategy(generation_mode=mode))(asking(source))))()
@@ -200,13 +203,18 @@ def report(outcome: Outcome) -> dict[str, Any]:
 
 def measure(service: Service, minutes: float, seed: int) -> dict[str, Any]:
     """Fuzzes a service that is ready, and compares it before and after."""
-    fuzz(service.url, time.time() + 20, seed - 1)  # so that pools of connections have grown before anything is counted
-    before, outcome = settled(service), Outcome()
-    until = time.time() + 60 * minutes
     with ProcessPoolExecutor(WORKERS, multiprocessing.get_context("spawn")) as pool:
-        for part in [pool.submit(fuzz, service.url, until, seed + 10**6 * n) for n in range(WORKERS)]:
-            outcome.add(part.result())
-    after = settled(service)
+
+        def at_once(seconds: float, seed: int) -> Outcome:
+            until, outcome = time.time() + seconds, Outcome()
+            for part in [pool.submit(fuzz, service.url, until, seed + 10**6 * n) for n in range(WORKERS)]:
+                outcome.add(part.result())
+            return outcome
+
+        at_once(20, seed - 1)  # so that pools of connections have grown before anything is counted
+        before = settled(service)
+        outcome = at_once(60 * minutes, seed)
+    after = settled(service, before)
     return {
         "model": MODEL,
         "minutes": minutes,
