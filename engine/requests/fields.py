@@ -102,8 +102,8 @@ def _check_values(value: Any, where: tuple[str | int, ...]) -> None:
         for index, inner in enumerate(value):
             _check_values(inner, (*where, index))
     elif isinstance(value, int):
-        # Of a number of tokens vLLM says how many there can be.
-        if not LOWEST <= value <= HIGHEST and where[0] not in BUDGETS:
+        # Of too large a number of tokens vLLM says how many there can be.
+        if value < LOWEST or (value > HIGHEST and where[0] not in BUDGETS):
             message = f"{dotted(where)}: expected a number of at most 64 bits, got {shown(value)}"
             raise RequestError(message, dotted(where))
     elif isinstance(value, float) and not math.isfinite(value):

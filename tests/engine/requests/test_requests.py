@@ -28,6 +28,7 @@ WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"p
         ({"prompt": "\ud800"}, "prompt"),
         ({"best_of": 2}, "best_of"),
         ({"best_of": 2, "n": 3}, "best_of"),
+        ({"max_tokens": -(10**30)}, "max_tokens"),
         ({"model": ""}, "model"),
         ({"logit_bias": {"x": 1}}, "logit_bias"),
         ({"logit_bias": {"5.0": 1}}, "logit_bias"),
