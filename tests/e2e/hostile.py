@@ -267,6 +267,7 @@ def messages() -> list[Any]:
         [{"content": "x"}],
         [{**user, "name": 5}],
         [{**user, "more": nested(60)}],
+        nested(900, "[", "]"),
     ]
     made += [[user] * 100, [{"role": "assistant", "content": "x", "reasoning": given} for given in (5, None, [], "x")]]
     made += [[{"role": "assistant", "content": "x", "refusal": "x", "audio": {"id": 5}, "function_call": {"name": 5}}]]

@@ -13,7 +13,7 @@ from tests.e2e.fields import FIELDS
 from tests.e2e.harm import Found, check
 
 SEED = 20261201
-PAIRS = 200  # in `make test`
+PAIRS = 100  # in `make test`
 LONG_S = 1500.0  # in `make test-long`
 
 
