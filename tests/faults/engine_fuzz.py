@@ -81,7 +81,7 @@ def narrowed(document: dict[str, Any]) -> dict[str, Any]:
     schemas = made["components"]["schemas"]
     schemas["ModelName"] = {"enum": schemas["ModelName"]["examples"]}
     words = {"type": "string", "minLength": 1, "maxLength": 40}
-    schemas["Message"] = {
+    schemas["Said"] = {  # apart from Message, which answers have, too
         "type": "object",
         "required": ["role", "content"],
         "additionalProperties": False,
@@ -100,7 +100,8 @@ def narrowed(document: dict[str, Any]) -> dict[str, Any]:
         ):
             schemas[name]["properties"].pop(unserved, None)
     schemas["CompletionRequest"]["properties"]["prompt"] = words
-    schemas["ChatRequest"]["properties"]["messages"]["maxItems"] = 5
+    said = {"$ref": "#/components/schemas/Said"}
+    schemas["ChatRequest"]["properties"]["messages"] = {"type": "array", "minItems": 1, "maxItems": 5, "items": said}
     schemas["ResponseRequest"]["properties"]["input"] = words
     schemas["Stop"] = {"type": "string", "minLength": 1}
     return made
