@@ -8,7 +8,7 @@ ENGINE ?=
 VENV := .venv
 VOLTSERVE := $(VENV)/bin/voltserve
 
-.PHONY: setup setup-ray serve bench test test-docker test-cluster lint lock clean kernels-cuda
+.PHONY: setup setup-ray serve bench test test-long test-docker test-cluster lint lock clean kernels-cuda
 .DEFAULT_GOAL := help
 
 help:
@@ -18,6 +18,7 @@ help:
 	@echo "make serve   serve MODEL=$(MODEL) on HOST=$(HOST) PORT=$(PORT); makes the default model first"
 	@echo "make bench   serve MODEL=$(MODEL), measure it under load, write a page into build/bench"
 	@echo "make test    lint and test, with the real engine on the CPU; needs no GPU"
+	@echo "make test-long  pairs of extreme requests, and requests made from the API's document, at the real engine; 50 minutes"
 	@echo "make test-docker  build the cpu image and test it under docker compose; installs and starts Docker if absent"
 	@echo "make test-cluster  several machines, as network namespaces of this one, with Ray between them; needs root"
 	@echo "make kernels-cuda  the kernels with the V100's machine code as a wheel in build/wheels; needs no GPU"
@@ -59,6 +60,10 @@ lint: setup
 
 test: setup lint models/smollm2-nvfp4
 	$(VENV)/bin/pytest
+
+# Not part of `make test`: it takes most of an hour.
+test-long: setup models/smollm2-nvfp4
+	$(VENV)/bin/pytest -m long
 
 # Not part of `make test`: it needs root where there is no Docker engine, and 25 GB where PyTorch's index does not answer.
 test-docker: setup models/smollm2-nvfp4

@@ -30,6 +30,7 @@ _BEYOND = re.compile(r"(\w+)=(\d+) ?cannot be greater than (?:\w+=)+(\d+)")
 _TOO_LONG = re.compile(r"maximum context length|longer than the maximum model length|exceeds the max_model_len")
 _GRAMMAR = re.compile(r"[Gg]rammar|[Rr]egex|[Ss]chema|Choice")
 _GRAMMARS = ("structured_outputs", "response_format", "text", "tools")  # the fields that have one
+_OF_PROMPTS = re.compile(r"prompt cannot be empty|not (?:a )?multimodal")
 _TOOL_CHOICE = re.compile(r"tool[ _]choice")
 _PROMPTS = ("messages", "prompt", "input")
 BUDGETS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
@@ -39,12 +40,15 @@ _NAMES = {
     "max_tokens": BUDGETS,
     "input_tokens": _PROMPTS,
     "response_id": ("previous_response_id",),
+    "response_format": _GRAMMARS,
 }
 _QUOTED = re.compile(r"[`'\"]([a-z_]+)[`'\"]")
 _WORD = re.compile(r"\b([a-z_]+)\b")
 _PLAIN = frozenset({"model", "input", "text", "user", "stop", "store", "echo"})  # words of prose, too
 _SUBJECT = re.compile(r"\b([a-z_]+) (?:must|should|is|are|cannot|can|contains?|has|of)\b")
 _FILES = re.compile(r"(?<![\w/:.])/(?:[\w.+~-]+/)+[\w.+~-]*")
+# Where and what xgrammar checked: "[12:34:56] /project/cpp/x.cc:12: Check failed: (ok) is false: ".
+_CHECK = re.compile(r"\[[\d:]+\] \S+\.(?:cc|h):\d+: (?:Check failed: \(.*?\) is false: )?")
 _WORDS = (
     (re.compile(r"^(?:Input should be|Value error,|Assertion failed,)\s*"), ""),
     (re.compile(r" or (?:an )?instance of \w+"), ""),
@@ -136,6 +140,8 @@ def of_message(message: str, request: Mapping[str, Any], param: str | None = Non
         param = _named(message, request)
     if param is None and _TOOL_CHOICE.search(message):
         param = _first(("tool_choice", "tools"), request)
+    if param is None and _OF_PROMPTS.search(message):
+        param = _first(_PROMPTS, request)
     if param is None and _GRAMMAR.search(message):
         param = _first(_GRAMMARS, request)
         message = f"{param}: {message}" if param else message
@@ -145,6 +151,8 @@ def of_message(message: str, request: Mapping[str, Any], param: str | None = Non
 def _named(message: str, request: Mapping[str, Any]) -> str | None:
     """The field of `request` that vLLM's prose is about."""
     told = message.lower().replace("chat template", "chat_template")
+    if (subject := _SUBJECT.match(told)) and subject[1] in request:
+        return subject[1]
     names = (match[1] for pattern in (_QUOTED, _SUBJECT, _WORD) for match in pattern.finditer(told))
     return next((name for name in names if name in request and name not in _PLAIN), None)
 
@@ -157,6 +165,7 @@ def readable(message: str) -> str:
     """A message without names of this machine's files and without what only vLLM's developers can use."""
     message = re.sub(r" ?See stack trace \(above\).*", "", message.strip(), flags=re.DOTALL)
     message = re.sub(r"\n+  File \".*", "", message, flags=re.DOTALL)
+    message = _CHECK.sub("", message)
     message = _FILES.sub(lambda path: "…" if Path(path[0]).exists() else path[0], message)
     return " ".join(message.split()) or "this request is not valid"
 

@@ -17,6 +17,10 @@ QUIET = frozenset(
 
 # Numbers beyond these are no numbers to numpy, torch or msgpack, through which a request goes.
 LOWEST, HIGHEST = -(2**63), 2**64 - 1
+LENGTH_PENALTY = 50  # a beam's score is divided by its length to this power, which must be a float
+# What a chat template is rendered with in any case, and vLLM's renderer's own arguments.
+RENDERED = frozenset({"messages", "conversation", "tools", "chat_template", "tokenizer", "tokenize"})
+_TOKEN = re.compile(r"-?[0-9]{1,10}", re.ASCII)
 _HEADER_SAFE = re.compile(r"[\w.-]{1,64}", re.ASCII)
 
 Check = Callable[[Any, Mapping[str, Any]], bool]
@@ -55,6 +59,20 @@ REFUSED: Mapping[str, Mapping[str, tuple[Check, str]]] = {
 def check(path: str, body: Mapping[str, Any]) -> None:
     """Refuses what no request may hold. Raises RequestError."""
     _check_values(body, ())
+    if body.get("model") == "":  # which vLLM takes for none
+        raise RequestError("model: expected a model's name, got ''", "model")
+    given = body.get("chat_template_kwargs")
+    if taken := [name for name in given if name in RENDERED] if isinstance(given, dict) else []:
+        message = f"chat_template_kwargs: {', '.join(taken)} cannot be given there: other fields of the request say it"
+        raise RequestError(message, "chat_template_kwargs")
+    biases = body.get("logit_bias")
+    for token in biases if isinstance(biases, dict) else ():
+        if not _TOKEN.fullmatch(token):
+            raise RequestError(f"logit_bias: expected token ids as names, got {shown(token)}", "logit_bias")
+    penalty = body.get("length_penalty")
+    if isinstance(penalty, int | float) and abs(penalty) > LENGTH_PENALTY:
+        message = f"length_penalty: expected -{LENGTH_PENALTY} to {LENGTH_PENALTY}, got {shown(penalty)}"
+        raise RequestError(message, "length_penalty")
     for name, (wrong, why) in REFUSED.get(path, {}).items():
         if name in body and wrong(body[name], body):
             raise RequestError(f"{name}: {shown(body[name])} {why}", name, "unsupported_value")
@@ -84,8 +102,8 @@ def _check_values(value: Any, where: tuple[str | int, ...]) -> None:
         for index, inner in enumerate(value):
             _check_values(inner, (*where, index))
     elif isinstance(value, int):
-        # Of a number of tokens vLLM says how many there can be.
-        if not LOWEST <= value <= HIGHEST and where[0] not in BUDGETS:
+        # Of too large a number of tokens vLLM says how many there can be.
+        if value < LOWEST or (value > HIGHEST and where[0] not in BUDGETS):
             message = f"{dotted(where)}: expected a number of at most 64 bits, got {shown(value)}"
             raise RequestError(message, dotted(where))
     elif isinstance(value, float) and not math.isfinite(value):

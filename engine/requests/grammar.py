@@ -126,11 +126,14 @@ def written(wanted: StructuredOutputsParams) -> tuple[bytes, str]:
     """The question about a grammar, and its kind.
 
     Raises:
-        VLLMValidationError: it is nested too deeply, or too long.
+        VLLMValidationError: it is nested too deeply, or too long, or there is none.
     """
     fields: dict[str, Any] = {field.name: getattr(wanted, field.name) for field in dataclasses.fields(wanted)}
     asked = {name: value for name, value in fields.items() if not name.startswith("_") and value not in (None, False)}
-    kind = next(name for name in KINDS if name in asked)
+    kind = next((name for name in KINDS if name in asked), None)
+    if kind is None:
+        field = "structured_outputs"
+        raise VLLMValidationError(f"{field}: expected what to keep to, got none", parameter=field)
     value = asked[kind]
     if isinstance(value, str) and kind in ("json", "structural_tag"):
         deep = text_depth(value) > MAX_DEPTH

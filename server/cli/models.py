@@ -144,12 +144,12 @@ def verify(
 ) -> None:
     """Find what is wrong with a model directory: shards, headers, values, sha256, config; whether it can be served.
 
-    The exit code is 0 where it can be served, and 2 where not, as of plan, explain and serve.
+    The exit code is 0 where it can be served, and 65 where not, as of plan, explain and serve.
     """
     from quant.errors import QuantError
     from quant.verify import Target
     from quant.verify import verify as find_out
-    from server.errors import ModelRefusedError, UserError
+    from server.errors import ModelRefusedError
     from server.model_text import verification_text
     from server.run.servable import device_here
 
@@ -165,7 +165,7 @@ def verify(
                 on_progress=on_progress,
             )
         except QuantError as error:  # it is no directory
-            raise UserError(str(error)) from error
+            raise ModelRefusedError(str(error)) from error
     if as_json:
         print_json(report.as_dict())
     else:

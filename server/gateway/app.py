@@ -97,7 +97,7 @@ class Gateway:
             if model["id"] == name:
                 return JSONResponse(model)
         served = ", ".join(model["id"] for model in models)
-        raise APIError(404, "model_not_found", f"the model {name!r} does not exist; served: {served}")
+        raise APIError(404, "model_not_found", f"the model {name!r} does not exist; served: {served}", param="model")
 
     async def _listed(self, request: Request) -> list[dict[str, Any]]:
         """The models that can be used now, each once."""

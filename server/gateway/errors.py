@@ -25,19 +25,28 @@ KINDS = frozenset({*_TYPES.values(), "server_error"})  # as in the OpenAPI docum
 
 
 class APIError(Exception):
-    """A request is answered here, with this status and error object."""
+    """A request is answered here, with this status and error object; `param` is the refused field, if there is one."""
 
-    def __init__(self, status: int, code: str, message: str, headers: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        message: str,
+        headers: Mapping[str, str] | None = None,
+        *,
+        param: str | None = None,
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.code = code
         self.message = message
         self.headers = dict(headers or {})
+        self.param = param
 
     def body(self) -> dict[str, Any]:
         """The JSON object."""
         kind = _TYPES.get(self.status, "server_error")
-        return {"error": {"message": self.message, "type": kind, "param": None, "code": self.code}}
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
     def response(self) -> JSONResponse:
         """As an HTTP response."""

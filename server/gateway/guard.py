@@ -154,11 +154,12 @@ class Guard:
         several = len(prompts) if isinstance(prompts, list) and prompts and not isinstance(prompts[0], int) else 1
         if several * _number(request.get("n")) > self._config.max_sequences:
             message = f"prompts times n exceeds {self._config.max_sequences}, the most in one request (--max-sequences)"
-            raise APIError(400, "too_many_sequences", message)
-        size = sum(text_size(request.get(name)) for name in ("prompt", "messages", "input", "instructions"))
+            raise APIError(400, "too_many_sequences", message, param="n" if several == 1 else "prompt")
+        sizes = {name: text_size(request.get(name)) for name in ("prompt", "messages", "input", "instructions")}
+        size = sum(sizes.values())
         if size > self._config.max_prompt_chars:
             message = f"a prompt of {size} characters; at most {self._config.max_prompt_chars} (--max-prompt-chars)"
-            raise APIError(400, "prompt_too_long", message)
+            raise APIError(400, "prompt_too_long", message, param=max(sizes, key=sizes.__getitem__))
 
 
 _JSON_TYPE = re.compile(rb"application/(?:[\w.-]+\+)?json\s*(?:;.*)?", re.IGNORECASE)

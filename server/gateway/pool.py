@@ -88,9 +88,10 @@ class Pool:
         serving = [one for one in self.upstreams if model in one.models] if self.several else self.upstreams
         if not serving:
             if model is None:
-                raise APIError(400, "model_missing", "several models are served here: name one as `model`")
-            served = ", ".join(self.models)
-            raise APIError(404, "model_not_found", f"the model {str(model)[:100]!r} does not exist; served: {served}")
+                message = "several models are served here: name one as `model`"
+                raise APIError(400, "model_missing", message, param="model")
+            message = f"the model {str(model)[:100]!r} does not exist; served: {', '.join(self.models)}"
+            raise APIError(404, "model_not_found", message, param="model")
         ready = [one for one in serving if one.ready and one not in tried]
         if not ready:
             raise not_ready(serving[0].status())

@@ -12,6 +12,7 @@ import pytest
 
 from .conftest import Service
 
+pytestmark = pytest.mark.e2e
 PATIENCE = httpx.Timeout(180)
 SELF_REFERENCE = {"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}
 

@@ -24,6 +24,8 @@ from tests.e2e.test_main_job import engine_core
 from tests.faults.test_client_words import CANARY, MISLEADING, send, told
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.e2e
+
 
 def ended(model: Path | str, log: Path, *flags: str) -> tuple[int, str, int]:
     """The exit code of a serve that cannot work, what it wrote, and how often it started an engine."""

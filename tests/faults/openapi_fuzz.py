@@ -77,12 +77,12 @@ def fuzz(url: str, examples: int, seed: int) -> Outcome:
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )
-    for operation, mode in _operations(schema):
+    for operation, mode in operations(schema):
         few(seeded(seed)(given(operation.as_strategy(generation_mode=mode))(ask)))()
     return outcome
 
 
-def _operations(schema: Any) -> Iterator[tuple[Any, GenerationMode]]:
+def operations(schema: Any) -> Iterator[tuple[Any, GenerationMode]]:
     """Each operation, in each mode that it has: what takes no more than a text cannot be asked wrongly."""
     for found in schema.get_all_operations():
         operation = found.ok()

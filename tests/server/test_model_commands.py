@@ -25,11 +25,11 @@ def test_verify_ends_with_the_verdict_and_0(tmp_path: Path) -> None:
     assert "TP=8: config.json: num_attention_heads=4 is not divisible; sizes that work: 1, 2, 4" in out
 
 
-def test_verify_names_what_is_wrong_and_ends_with_2(tmp_path: Path) -> None:
+def test_verify_names_what_is_wrong_and_ends_with_65(tmp_path: Path) -> None:
     model = write_model(tmp_path / "model")
     (model / "model-00002-of-00002.safetensors").unlink()
     code, out, _ = run("verify", model)
-    assert code == 2
+    assert code == 65
     assert (
         "error: missing-shard: model-00002-of-00002.safetensors: expected a file, which the index names, "
         "got nothing (1 of 2 shards are there). Download the missing files from the model's source"
@@ -53,7 +53,7 @@ def test_verify_writes_a_manifest_and_compares_it_next_time(tmp_path: Path) -> N
 def test_verify_is_for_a_device(tmp_path: Path, device: str) -> None:
     model = fp8_model(tmp_path / "model")
     code, out, _ = run("verify", "--headers", "--device", device, model)
-    assert code == (0 if device == "gpu" else 2)
+    assert code == (0 if device == "gpu" else 65)
     assert ("can be served on" if device == "gpu" else "cannot be served on") in out.splitlines()[-2]
 
 
@@ -101,7 +101,7 @@ def test_verify_plan_explain_and_serve_refuse_for_one_reason_with_one_code(
         run("explain", "--model", model, "--preset", preset),
         run("serve", "--model", model, "--preset", preset, "--port", 0),
     )
-    assert [code for code, _, _ in (verified, planned, explained, served)] == [2, 2, 2, 2]
+    assert [code for code, _, _ in (verified, planned, explained, served)] == [65, 65, 65, 65]
     assert planned[2] == served[2]
     reason = served[2].removeprefix("voltserve: ").strip()
     assert explained[1].splitlines()[-1] == f"serve would refuse: {reason}"
@@ -121,7 +121,7 @@ def test_verify_refuses_flags_that_exclude_each_other(tmp_path: Path) -> None:
 
 def test_verify_of_no_directory_is_one_message(tmp_path: Path) -> None:
     code, _, err = run("verify", tmp_path / "none")
-    assert code == 2
+    assert code == 65
     assert err == (
         f"voltserve: model directory {tmp_path}/none: expected a directory, got nothing: it does not exist. Models are "
         "local directories; nothing is fetched while serving. `voltserve model fetch NAME DIR` and `voltserve quantize "

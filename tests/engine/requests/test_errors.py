@@ -34,6 +34,7 @@ def problem(**body: Any) -> errors.RequestError:
         ({"max_tokens": "x"}, "max_tokens", 'max_tokens: expected an integer, got "x"'),
         ({"stream_options": 5, "stream": True}, "stream_options", "stream_options: expected an object, got 5"),
         ({"structured_outputs": 5}, "structured_outputs", "structured_outputs: expected an object, got 5"),
+        ({"prompt_logprobs": "1"}, "prompt_logprobs", 'prompt_logprobs: expected an integer, got "1"'),
         ({"messages": [5]}, "messages.0", "messages.0: expected an object, got 5"),
         (
             {"messages": [{"role": "user", "content": [{"type": "text", "text": {}}]}]},
@@ -71,6 +72,11 @@ def test_of_a_union_the_member_that_the_client_meant_counts() -> None:
         (VLLMValidationError("too many", parameter="logprobs", value=99), "top_logprobs", "invalid_value"),
         (VLLMValidationError("no such token", parameter="stop_token_ids.0"), "stop_token_ids.0", "invalid_value"),
         (ValueError("Grammar error: invalid regex"), "structured_outputs", "invalid_value"),
+        (VLLMValidationError("no such schema", parameter="response_format"), "structured_outputs", "invalid_value"),
+        (ValueError("prompt cannot be empty"), "prompt", "invalid_value"),
+        (ValueError("The decoder prompt cannot be empty"), "prompt", "invalid_value"),
+        (ValueError("m is not a multimodal model"), "prompt", "invalid_value"),
+        (ValueError("model cannot contain an empty string."), "model", "invalid_value"),
         (NotImplementedError("no"), None, "unsupported_value"),
         (VLLMValidationError("maximum context length is 8 tokens", parameter="input_tokens"), "prompt", None),
     ],
@@ -98,6 +104,8 @@ def test_a_fault_of_ours_is_a_500_whose_text_is_neither_told_nor_logged(caplog: 
 def test_messages_show_no_files_of_this_machine() -> None:
     told = errors.readable(f'cannot read {sys.executable}: see /no/such/route\n\n  File "/x/y.py", line 3')
     assert told == "cannot read …: see /no/such/route"
+    checked = "it cannot be followed: [04:34:47] /project/cpp/x.cc:29: Check failed: (e.empty()) is false: Bad JSON"
+    assert errors.readable(checked) == "it cannot be followed: Bad JSON"
 
 
 def test_a_refused_value_is_shown_short() -> None:

@@ -217,3 +217,9 @@ def test_a_child_has_bounds_and_the_memory_killer_takes_it_first(
     with started(config) as grammars:
         run(ask(grammars))
     assert (tmp_path / "bounds").read_text() == f"{checker.CPU_SECONDS} 0 1000"
+
+
+def test_a_grammar_of_nothing_is_refused() -> None:
+    with pytest.raises(VLLMValidationError, match="expected what to keep to") as refused:
+        grammar.written(StructuredOutputsParams(json_object=False))
+    assert refused.value.parameter == "structured_outputs"

@@ -28,6 +28,15 @@ WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"p
         ({"prompt": "\ud800"}, "prompt"),
         ({"best_of": 2}, "best_of"),
         ({"best_of": 2, "n": 3}, "best_of"),
+        ({"max_tokens": -(10**30)}, "max_tokens"),
+        ({"model": ""}, "model"),
+        ({"logit_bias": {"x": 1}}, "logit_bias"),
+        ({"logit_bias": {"5.0": 1}}, "logit_bias"),
+        ({"logit_bias": {str(10**20): 1}}, "logit_bias"),
+        ({"length_penalty": 1e308}, "length_penalty"),
+        ({"length_penalty": -51}, "length_penalty"),
+        ({"chat_template_kwargs": {"messages": 5}}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"conversation": "x"}}, "chat_template_kwargs"),
     ],
 )
 def test_values_that_no_field_can_have_are_refused(body: dict[str, Any], param: str) -> None:
@@ -43,6 +52,8 @@ def test_values_that_no_field_can_have_are_refused(body: dict[str, Any], param: 
         {"best_of": 3, "n": 3},
         {"tools": [{"schema": {"maximum": 2**64 - 1}}]},
         {"seed": -(2**63), "prompt": "héllo 🙂"},
+        {"model": "m", "logit_bias": {"5": 1, "49151": -1}, "length_penalty": -50.0},
+        {"chat_template_kwargs": {"enable_thinking": False}, "logit_bias": None, "length_penalty": None},
     ],
 )
 def test_values_at_the_limits_are_taken(body: dict[str, Any]) -> None:

@@ -122,7 +122,7 @@ async def test_an_engine_that_fails_for_good_is_reported_with_its_diagnosis(tmp_
 
 async def test_a_machine_that_cannot_serve_the_model_says_why(tmp_path: Path) -> None:
     async with node(tmp_path / "nowhere") as one:
-        assert await asyncio.wait_for(one.process.wait(), LIMIT) == 2
+        assert await asyncio.wait_for(one.process.wait(), LIMIT) == 65
         await until(lambda: one.said, "why")
         assert "does not exist" in one.said[-1]["error"]
 

@@ -143,26 +143,31 @@ async def test_without_origins_no_page_may_call() -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "code"),
+    ("body", "code", "param"),
     [
-        ({"prompt": "x" * 101}, "prompt_too_long"),
-        ({"prompt": ["x" * 60, "x" * 60]}, "prompt_too_long"),
-        ({"prompt": list(range(101))}, "prompt_too_long"),
-        ({"prompt": [[1] * 60, [2] * 60]}, "prompt_too_long"),
-        ({"messages": [{"role": "user", "content": "x" * 101}]}, "prompt_too_long"),
-        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "x" * 101}]}]}, "prompt_too_long"),
-        ({"input": "x" * 101}, "prompt_too_long"),
-        ({"prompt": "x", "n": 5}, "too_many_sequences"),
-        ({"prompt": ["x", "y", "z"], "n": 2}, "too_many_sequences"),
-        ({"prompt": "x", "n": "5"}, "too_many_sequences"),
-        ({"prompt": "x", "n": 5.0}, "too_many_sequences"),
-        ({"prompt": "x", "n": 10**400}, "too_many_sequences"),
+        ({"prompt": "x" * 101}, "prompt_too_long", "prompt"),
+        ({"prompt": ["x" * 60, "x" * 60]}, "prompt_too_long", "prompt"),
+        ({"prompt": list(range(101))}, "prompt_too_long", "prompt"),
+        ({"prompt": [[1] * 60, [2] * 60]}, "prompt_too_long", "prompt"),
+        ({"messages": [{"role": "user", "content": "x" * 101}]}, "prompt_too_long", "messages"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "x" * 101}]}]},
+            "prompt_too_long",
+            "messages",
+        ),
+        ({"input": "x" * 101}, "prompt_too_long", "input"),
+        ({"prompt": "x", "n": 5}, "too_many_sequences", "n"),
+        ({"prompt": ["x", "y", "z"], "n": 2}, "too_many_sequences", "prompt"),
+        ({"prompt": "x", "n": "5"}, "too_many_sequences", "n"),
+        ({"prompt": "x", "n": 5.0}, "too_many_sequences", "n"),
+        ({"prompt": "x", "n": 10**400}, "too_many_sequences", "n"),
     ],
 )
-async def test_a_request_too_large_for_the_engine_is_a_400_here(body: dict[str, Any], code: str) -> None:
+async def test_a_request_too_large_for_the_engine_is_a_400_here(body: dict[str, Any], code: str, param: str) -> None:
     here = InProcess("--max-prompt-chars", "100", "--max-sequences", "4")
     reply = await here.client.post("/v1/completions", json={"model": "m", **body})
-    assert (reply.status_code, error_of(reply)["code"]) == (400, code)
+    error = error_of(reply)
+    assert (reply.status_code, error["code"], error["param"]) == (400, code, param)
     assert here.engines[0].fake.stats["finished"] == 0
 
 

@@ -57,7 +57,11 @@ async def test_a_model_without_a_ready_engine_is_a_503_and_the_others_go_on() ->
 async def test_unknown_and_missing_models_are_refused_with_the_names_served() -> None:
     here = several()
     unknown = await here.ask(model="x" * 5000)
-    assert (unknown.status_code, error_of(unknown)["code"]) == (404, "model_not_found")
+    assert (unknown.status_code, error_of(unknown)["code"], error_of(unknown)["param"]) == (
+        404,
+        "model_not_found",
+        "model",
+    )
     assert error_of(unknown)["message"].endswith("served: a, b, c")
     for model in (None, 5, ["a"], {}):
         assert (await here.ask(model=model)).status_code in {400, 404}

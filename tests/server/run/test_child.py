@@ -26,7 +26,7 @@ def test_a_service_is_ready_answers_and_leaves_nothing_behind(model: Path, tmp_p
 
 
 def test_what_serve_refuses_is_told_in_its_own_words(tmp_path: Path) -> None:
-    with pytest.raises(ServiceFailedError, match=r"serve ended with exit code 2: model directory .* does not exist"):
+    with pytest.raises(ServiceFailedError, match=r"serve ended with exit code 65: .* does not exist"):
         running(["--model", str(tmp_path / "none")], tmp_path / "log", module=FAKE).__enter__()
 
 

@@ -42,7 +42,7 @@ def declare(folder: Path, **changes: Any) -> None:
         "hidden_size": 64,
         "intermediate_size": 256,
         "num_hidden_layers": 1,
-        "num_attention_heads": 1,
+        "num_attention_heads": 2,
         "head_dim": 64,
         "vocab_size": 100,
         "max_position_embeddings": 128,

@@ -218,19 +218,19 @@ def test_a_log_of_json_has_no_other_line_from_start_to_end(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("flags", "env"),
+    ("flags", "env", "code"),
     [
-        (["--model", "/nonexistent", "--log-format", "json"], {}),
-        (["--nonsense", "--log-format=json"], {}),
-        ([], {"VOLTSERVE_LOG_FORMAT": "json"}),
+        (["--model", "/nonexistent", "--log-format", "json"], {}, 65),
+        (["--nonsense", "--log-format=json"], {}, 2),
+        ([], {"VOLTSERVE_LOG_FORMAT": "json"}, 2),
     ],
 )
-def test_an_error_before_the_start_is_a_line_of_json_too(flags: list[str], env: dict[str, str]) -> None:
+def test_an_error_before_the_start_is_a_line_of_json_too(flags: list[str], env: dict[str, str], code: int) -> None:
     command = [sys.executable, "-m", "server", *flags]
     ended = subprocess.run(command, cwd=ROOT, env={**os.environ, **env}, capture_output=True, text=True, check=False)
-    assert (ended.returncode, ended.stdout) == (2, "")
+    assert (ended.returncode, ended.stdout) == (code, "")
     (record,) = map(json.loads, ended.stderr.splitlines())
-    assert (record["level"], record["exit_code"]) == ("error", 2)
+    assert (record["level"], record["exit_code"]) == ("error", code)
 
 
 def test_warnings_and_what_nothing_catches_are_lines_of_json_too() -> None:
