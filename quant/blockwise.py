@@ -9,12 +9,13 @@ import math
 import torch
 
 from quant import e2m1, e4m3
+from quant.constants import DEFAULT_GROUP_SIZE, GROUP_SIZES
 from quant.errors import QuantError
 from quant.formats.quantize_config import ScalePolicy
 from quant.methods.compensate import quantize_compensated
 from quant.methods.scales import LARGEST_SCALE, POLICIES, divide
 from quant.parallel import for_row_chunks
-from quant.tensor import GROUP_SIZES, NVFP4Tensor
+from quant.tensor import NVFP4Tensor
 
 # Keeps 1 / divisor a normal float32 for tensors of tiny numbers, which then lose those below about 1e-33.
 LARGEST_DIVISOR = 2.0**100
@@ -48,7 +49,7 @@ def quantize_matrix(
     weight: torch.Tensor,
     *,
     policy: ScalePolicy = "mse",
-    group_size: int = 16,
+    group_size: int = DEFAULT_GROUP_SIZE,
     amax: float | None = None,
     saliency: torch.Tensor | None = None,
     hessian: torch.Tensor | None = None,

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers  # type: ignore[import-untyped]
 
+from quant.constants import CONFIG, GENERATION_CONFIG, TOKENIZER_CONFIG
 from quant.errors import QuantError
 from quant.formats import gguf_nvfp4, modelopt
 from quant.formats.linear import write_linear
@@ -85,12 +86,14 @@ def convert_gguf(path: Path, out: Path) -> None:
     tied = "lm_head.weight" not in sources
     config = _config(fields, tied=tied)
     if quantized:
-        scheme = Scheme("modelopt", str(path), modelopt.LAYOUT, gguf_nvfp4.GROUP_SIZE, None)
+        scheme = Scheme(modelopt.NAME, str(path), modelopt.LAYOUT, gguf_nvfp4.GROUP_SIZE, None)
         kept = tuple(sorted(name.removesuffix(".weight") for name in sources if name not in quantized))
-        config["quantization_config"] = modelopt.write_config(scheme, kept)
-        write_object(out / modelopt.FILE_NAME, modelopt.write_file(scheme, kept))
-    write_object(out / "config.json", config)
-    write_object(out / "generation_config.json", {key: config[key] for key in _TOKEN_IDS})
+        written = modelopt.write(scheme, kept)
+        config["quantization_config"] = written.quantization_config
+        for name, contents in written.files.items():
+            write_object(out / name, contents)
+    write_object(out / CONFIG, config)
+    write_object(out / GENERATION_CONFIG, {key: config[key] for key in _TOKEN_IDS})
     _write_tokenizer(fields, config, out)
     _write_weights(file, sources, quantized, path, out)
 
@@ -225,7 +228,7 @@ def _write_tokenizer(fields: Mapping[str, Any], config: Mapping[str, object], ou
     tokenizer.save(str(out / "tokenizer.json"))
     named = {**_TOKEN_IDS, "unk_token_id": "tokenizer.ggml.unknown_token_id"}
     write_object(
-        out / "tokenizer_config.json",
+        out / TOKENIZER_CONFIG,
         {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "model_max_length": config["max_position_embeddings"],

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from quant.formats.detect import CONFIG
+from quant.constants import CONFIG
 from quant.jsonfile import read_object
 from quant.verify.experts import read_experts
 from quant.verify.files import Tensor

@@ -15,6 +15,7 @@ from pathlib import Path
 import yaml
 
 from quant.atomic import atomic_directory
+from quant.constants import GENERATION_CONFIG
 from quant.errors import QuantError
 from quant.jsonfile import field, read_object, refuse_unknown, write_object
 from quant.progress import OnProgress, Progress, ignore_progress
@@ -75,7 +76,7 @@ def fetch_model(name: str, dst: Path, on_progress: OnProgress = ignore_progress)
         from quant.gguf_convert import convert_gguf
 
         convert_gguf(gguf, out)
-        _recommend_sampling(model_source(name), out / "generation_config.json")
+        _recommend_sampling(model_source(name), out / GENERATION_CONFIG)
         on_progress(Progress("converting to safetensors", 1, 1, "model"))
 
 

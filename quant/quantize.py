@@ -21,6 +21,7 @@ from quant import model_card
 from quant.atomic import atomic_directory
 from quant.blockwise import largest_magnitude, quantize_matrix
 from quant.calibrate import CalibrationSettings, calibrate, lane_names
+from quant.constants import CONFIG, DEFAULT_GROUP_SIZE, INDEX_NAME
 from quant.errors import QuantError
 from quant.formats import compressed_tensors, quantize_config
 from quant.jsonfile import write_object
@@ -28,7 +29,7 @@ from quant.methods import DEFAULT_METHOD, Method
 from quant.parallel import map_single_threaded
 from quant.partial import PartialResults, partial_results
 from quant.progress import OnProgress, Progress, ignore_progress
-from quant.safetensors_file import INDEX_NAME, Checkpoint, ShardWriter, TensorInfo, write_index
+from quant.safetensors_file import Checkpoint, ShardWriter, TensorInfo, write_index
 from quant.selection import DEFAULT_IGNORE, Selection, matching_pattern, siblings
 from quant.task import Task, prepare
 
@@ -63,7 +64,7 @@ def quantize_checkpoint(
     *,
     method: Method = DEFAULT_METHOD,
     calibration: CalibrationSettings | None = None,
-    group_size: int = 16,
+    group_size: int = DEFAULT_GROUP_SIZE,
     ignore: tuple[str, ...] = DEFAULT_IGNORE,
     on_progress: OnProgress = ignore_progress,
 ) -> QuantizeReport:
@@ -94,7 +95,7 @@ def run(task: Task, dst: Path, on_progress: OnProgress = ignore_progress) -> Qua
         written = _write_shards(checkpoint, selection, out, group_size, done, on_progress)
         if (checkpoint.directory / INDEX_NAME).exists():
             write_index(out, written)
-        copy_files(checkpoint.directory, out, without=("config.json", *model_card.readmes(checkpoint.directory)))
+        copy_files(checkpoint.directory, out, without=(CONFIG, *model_card.readmes(checkpoint.directory)))
         # Linears whose K does not fit match none of the patterns, so engines are told their names.
         modules = [name.removesuffix(".weight") for name in selection.kept if name.endswith(".weight")]
         misfits = tuple(
@@ -103,7 +104,7 @@ def run(task: Task, dst: Path, on_progress: OnProgress = ignore_progress) -> Qua
             if len(checkpoint.tensors[f"{module}.weight"].shape) == 2 and not matching_pattern(module, task.ignore)
         )
         quantization = compressed_tensors.write_config(group_size, task.ignore + misfits)
-        write_object(out / "config.json", {**task.config, "quantization_config": quantization})
+        write_object(out / CONFIG, {**task.config, "quantization_config": quantization})
         record = _record(task)
         quantize_config.write(out, record)
         report = QuantizeReport(
@@ -292,7 +293,7 @@ def _to_16_bits(tensor: torch.Tensor, where: str) -> torch.Tensor:
     return half
 
 
-def copy_files(src: Path, out: Path, *, without: tuple[str, ...] = ("config.json",)) -> None:
+def copy_files(src: Path, out: Path, *, without: tuple[str, ...] = (CONFIG,)) -> None:
     """Copies what stands beside the weights: tokenizer, settings, licence; not the weights' index, not `without`."""
     for path in src.iterdir():
         skipped = path.name in without or path.name.startswith(".") or path.name.endswith(".index.json")

@@ -18,12 +18,10 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from quant import safetensors_header
+from quant.constants import INDEX_NAME
 from quant.errors import QuantError
 from quant.jsonfile import field, read_object, write_object
 from quant.safetensors_header import read_header, unindexed_shards
-
-INDEX_NAME = safetensors_header.INDEX_NAME
 
 DTYPES = {
     "F64": torch.float64,

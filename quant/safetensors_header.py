@@ -22,7 +22,6 @@ from quant.errors import QuantError
 MAX_HEADER_BYTES = 100_000_000
 # More dimensions than any tensor has, few enough that their product stays cheap.
 MAX_DIMENSIONS = 16
-INDEX_NAME = "model.safetensors.index.json"
 LFS_POINTER = b"version https://git-lfs"
 
 # Bits an element; the 4- and 6-bit ones are packed.

@@ -9,14 +9,14 @@ import torch
 from quant import architectures
 from quant.calibrate import CalibrationSettings
 from quant.calibration_text import calibration_text
+from quant.constants import CONFIG, DEFAULT_GROUP_SIZE, GROUP_SIZES
 from quant.errors import QuantError
 from quant.estimate import Estimate, estimate
-from quant.formats import compressed_tensors, quantize_config
+from quant.formats import compressed_tensors, quantize_config, registry
 from quant.jsonfile import read_object
 from quant.methods import DEFAULT_METHOD, Method
 from quant.safetensors_file import Checkpoint, open_checkpoint
 from quant.selection import DEFAULT_IGNORE, Selection, select
-from quant.tensor import GROUP_SIZES
 from quant.verify import unserved
 from quant.verify.layers import Modules
 
@@ -47,7 +47,7 @@ def prepare(
     *,
     method: Method = DEFAULT_METHOD,
     calibration: CalibrationSettings | None = None,
-    group_size: int = 16,
+    group_size: int = DEFAULT_GROUP_SIZE,
     ignore: tuple[str, ...] = DEFAULT_IGNORE,
 ) -> Task:
     """Checks what `quantize_checkpoint` takes, by configs and headers alone. Raises QuantError as that does."""
@@ -80,11 +80,10 @@ def _read_source_config(src: Path) -> dict[str, object]:
     if not src.is_dir():
         raise QuantError(f"{src} is not a directory", remedy)
     _refuse_adapter(src)
-    config = read_object(src / "config.json", remedy)
+    config = read_object(src / CONFIG, remedy)
     for present, where in (
         ("quantization_config" in config, "config.json has a quantization_config"),
-        ((src / quantize_config.FILE_NAME).exists(), f"{quantize_config.FILE_NAME} exists"),
-        ((src / "hf_quant_config.json").exists(), "hf_quant_config.json exists"),
+        *(((src / name).exists(), f"{name} exists") for _, name in registry.own_files()),
     ):
         if present:
             raise QuantError(f"{src} is quantized already ({where})", "Start from the 16-bit model")
@@ -108,8 +107,9 @@ def _refuse_adapter(src: Path) -> None:
 
 
 def _refuse_quantized_tensors(checkpoint: Checkpoint) -> None:
+    packed = (".qweight", *(f".{layout.codes}" for layout in registry.layouts() if layout.codes != "weight"))
     for name, info in checkpoint.tensors.items():
-        if info.dtype in (torch.float8_e4m3fn, torch.float8_e5m2) or name.endswith((".weight_packed", ".qweight")):
+        if info.dtype in (torch.float8_e4m3fn, torch.float8_e5m2) or name.endswith(packed):
             where = checkpoint.directory / info.shard
             raise QuantError(
                 f"{where}: {name}: expected 16-bit or 32-bit floats, got quantized {info.dtype}",

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 import torch
 
 from quant import e2m1, e4m3
+from quant.constants import GROUP_SIZES
 from quant.parallel import row_chunks
-
-GROUP_SIZES = (16, 32)
 
 
 @dataclass(frozen=True, eq=False)

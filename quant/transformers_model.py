@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from quant.constants import GENERATION_CONFIG
 from quant.errors import QuantError
 from quant.safetensors_file import open_checkpoint
 from quant.verify.experts import EXPERT, PROJECTIONS
@@ -75,7 +76,7 @@ def model_from_tensors(directory: Path, tensors: dict[str, torch.Tensor]) -> Any
         if hasattr(config, "quantization_config"):
             del config.quantization_config
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-        if (directory / "generation_config.json").exists():
+        if (directory / GENERATION_CONFIG).exists():
             model.generation_config = GenerationConfig.from_pretrained(directory)
         loaded = model.load_state_dict(tensors, strict=False, assign=True)
     except (OSError, ValueError, KeyError, RuntimeError) as error:

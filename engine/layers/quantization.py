@@ -1,6 +1,6 @@
 """`quasarnvfp4`: which layers of a checkpoint are NVFP4.
 
-All NVFP4 checkpoints lead here: those of the formats in quant/formats/detect.py, whatever name `--quantization` gives
+All NVFP4 checkpoints lead here: those of the formats in quant/formats/registry.py, whatever name `--quantization` gives
 (or none), and a directory described by `quantize_config.json` alone. Others stay with vLLM's own handling.
 """
 
@@ -21,17 +21,16 @@ from engine import progress
 from engine.cpu.layers import StoredDtypeEmbedding
 from engine.layers.linear import QuasarNvfp4LinearMethod
 from engine.layers.moe import QuasarNvfp4MoEMethod
+from quant.constants import CONFIG
 from quant.errors import QuantError
-from quant.formats import auto_round, compressed_tensors, modelopt, quantize_config
-from quant.formats.detect import CONFIG, is_nvfp4, quantization_config, read_scheme
+from quant.formats import compressed_tensors, modelopt, quantize_config, registry
+from quant.formats.detect import is_nvfp4, quantization_config, read_scheme
 from quant.formats.scheme import Scheme
 from quant.jsonfile import read_object
 from quant.verify.files import read_shards, tensors_of
 from quant.verify.layers import sort_modules
 
-NAME = quantize_config.FORMAT
-# Values of `--quantization` with which an NVFP4 checkpoint comes here.
-NAMES = (NAME, compressed_tensors.QUANT_METHOD, auto_round.QUANT_METHOD, *modelopt.QUANT_METHODS)
+NAME = quantize_config.NAME
 # Gate, down and up of an expert, as checkpoints name them.
 EXPERT_LEAVES = (("gate_proj", "down_proj", "up_proj"), ("w1", "w2", "w3"))
 
@@ -46,7 +45,7 @@ class QuasarNvfp4Config(QuantizationConfig):  # type: ignore[misc]  # vLLM's cla
     @classmethod
     def override_quantization_method(cls, hf_quant_cfg: Mapping[str, Any], user_quant: str | None) -> str | None:
         """Claims NVFP4 checkpoints, whether the user named our method, their format's or none."""
-        return NAME if user_quant in (None, *NAMES) and is_nvfp4(hf_quant_cfg) else None
+        return NAME if user_quant in (None, *registry.engine_names()) and is_nvfp4(hf_quant_cfg) else None
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "QuasarNvfp4Config":
@@ -79,7 +78,7 @@ class QuasarNvfp4Config(QuantizationConfig):  # type: ignore[misc]  # vLLM's cla
                 f"{path}: block_size: expected {self.config.group_size} as in config.json, got {got}",
                 "Restore both files from the model's source",
             )
-        elif directory.is_dir() and self.config.format != compressed_tensors.QUANT_METHOD:
+        elif directory.is_dir() and not registry.ignore_is_exact(self.config):
             ignore = (self.config.ignore or ()) + _unquantized_modules(directory)
             self.config = replace(self.config, ignore=ignore)
 
@@ -169,7 +168,7 @@ def modelopt_config(directory: Path) -> dict[str, Any] | None:
     if quantization_config(read_object(config, remedy), config) is not None or not is_nvfp4(data):
         return None
     # Without `producer`, by which vLLM would look at the algorithm.
-    return {"quantization": data.get("quantization", data), "quant_method": modelopt.QUANT_METHODS[0]}
+    return {"quantization": data.get("quantization", data), "quant_method": modelopt.NAME}
 
 
 def _unquantized_modules(directory: Path) -> tuple[str, ...]:

@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from quant.constants import GROUP_SIZES
 from quant.errors import QuantError
+from quant.formats.format import Format, Written
 from quant.formats.scheme import LinearLayout, Scheme
 from quant.jsonfile import field, optional, show
 
@@ -20,10 +22,9 @@ if TYPE_CHECKING:
     from quant.tensor import NVFP4Tensor
 
 QUANT_METHOD = "compressed-tensors"
-FORMAT = "nvfp4-pack-quantized"
+PACKING = "nvfp4-pack-quantized"
 PACKED, SCALE, GLOBAL = "weight_packed", "weight_scale", "weight_global_scale"
 LAYOUT = LinearLayout(PACKED, SCALE, GLOBAL, "input_global_scale", divides=True)
-GROUP_SIZES = (16, 32)
 
 _REMEDY = "Check that the model is compressed-tensors NVFP4 and download it again"
 _UNSERVED = "The file is not damaged, but layers like these are not served: choose a version that is NVFP4 throughout"
@@ -41,12 +42,23 @@ def write_config(
     group = {"targets": ["Linear"], "weights": weights, "input_activations": activations, "output_activations": None}
     return {
         "quant_method": QUANT_METHOD,
-        "format": FORMAT,
+        "format": PACKING,
         "quantization_status": "compressed",
         "config_groups": {"group_0": group},
         "ignore": list(ignore),
         "kv_cache_scheme": {"num_bits": 8, "type": "float", "dynamic": False} if kv_cache == "fp8" else None,
     }
+
+
+def write(scheme: Scheme, kept: tuple[str, ...]) -> Written:
+    """What describes a model in this format. A config that was exact keeps its `ignore`, patterns included."""
+    ignore = scheme.ignore if scheme.format == QUANT_METHOD and scheme.ignore else kept
+    return Written(write_config(scheme.group_size, ignore, w4a4=scheme.w4a4, kv_cache=scheme.kv_cache))
+
+
+def is_config(data: Mapping[str, object]) -> bool:
+    """Whether a `quantization_config` is in this format."""
+    return data.get("quant_method") == QUANT_METHOD
 
 
 def is_nvfp4(data: Mapping[str, object]) -> bool:
@@ -57,7 +69,7 @@ def is_nvfp4(data: Mapping[str, object]) -> bool:
         if isinstance(groups, dict)
         else []
     )
-    return {data.get("format"), *(name or data.get("format") for name in said)} == {FORMAT}
+    return {data.get("format"), *(name or data.get("format") for name in said)} == {PACKING}
 
 
 def read_config(data: Mapping[str, object], source: str) -> Scheme:
@@ -67,7 +79,7 @@ def read_config(data: Mapping[str, object], source: str) -> Scheme:
     `scale_dtype`, `symmetric`, `dynamic`), as published. Raises QuantError for anything that is not NVFP4, naming the
     group, or not the same in every group.
     """
-    for key, expected in (("quant_method", QUANT_METHOD), ("format", FORMAT)):
+    for key, expected in (("quant_method", QUANT_METHOD), ("format", PACKING)):
         if (got := field(data, key, str, source, _REMEDY)) != expected:
             raise QuantError(f"{source}: {key}: expected {expected!r}, got {got!r}", _UNSERVED)
     ignore = optional(data, "ignore", list, source, _REMEDY) or []
@@ -130,8 +142,8 @@ def read_kv_cache(data: Mapping[str, object], source: str) -> str:
 def _read_group(groups: Mapping[str, object], key: str, source: str) -> tuple[int, bool]:
     group = field(groups, key, dict, source, _REMEDY)
     source = f"{source}.{key}"
-    if (got := group.get("format")) not in (None, FORMAT):
-        raise QuantError(f"{source}.format: expected {FORMAT!r}, got {got!r}", _UNSERVED)
+    if (got := group.get("format")) not in (None, PACKING):
+        raise QuantError(f"{source}.format: expected {PACKING!r}, got {got!r}", _UNSERVED)
     if (targets := field(group, "targets", list, source, _REMEDY)) != ["Linear"]:
         raise QuantError(
             f'{source}.targets: expected ["Linear"], got {show(targets)}',
@@ -153,3 +165,15 @@ def _read_group(groups: Mapping[str, object], key: str, source: str) -> tuple[in
             expected = " or ".join(map(show, values))
             raise QuantError(f"{source}.weights.{name}: expected {expected}, got {show(value)}", _UNSERVED)
     return field(weights, "group_size", int, source, _REMEDY), group.get("input_activations") is not None
+
+
+FORMAT = Format(
+    name=QUANT_METHOD,
+    maker="compressed-tensors",
+    layout=LAYOUT,
+    is_config=is_config,
+    claims=is_nvfp4,
+    read=read_config,
+    ignore_is_exact=True,
+    write=write,
+)

@@ -9,11 +9,13 @@ tensor `NAME.scale`, 1 where there is none.
 
 import torch
 
+from quant import e4m3
+from quant.constants import DEFAULT_GROUP_SIZE
 from quant.errors import QuantError
 from quant.tensor import NVFP4Tensor
 
 TENSOR_TYPE = 40
-BLOCK, BLOCK_BYTES, GROUP_SIZE = 64, 36, 16
+BLOCK, BLOCK_BYTES, GROUP_SIZE = 64, 36, DEFAULT_GROUP_SIZE
 _SCALES = BLOCK // GROUP_SIZE
 _REMEDY = "Download the GGUF file again, or convert the model to it again"
 
@@ -42,7 +44,7 @@ def read_matrix(data: torch.Tensor, columns: int, multiplier: float, name: str) 
         raise QuantError(
             f"{name}: expected scales without a sign, got 0x{int(scales[tuple(index)]):02X} at {index}", _REMEDY
         )
-    scales = torch.where(scales == 0x7F, 0, scales)
+    scales = torch.where(scales == e4m3.NAN, 0, scales)
     halves = blocks[..., _SCALES:].reshape(rows, columns // GROUP_SIZE, GROUP_SIZE // 2)
     codes = torch.cat((halves & 0xF, halves >> 4), dim=-1).view(rows, columns)
     packed = codes[:, 0::2] | codes[:, 1::2] << 4

@@ -4,12 +4,12 @@ from collections.abc import Mapping
 
 import torch
 
+from quant import e4m3
 from quant.errors import QuantError
 from quant.formats.scheme import LinearLayout
 from quant.tensor import NVFP4Tensor
 
 _REMEDY = "Check the model with `voltserve verify` and download what is damaged again"
-_E4M3_NAN = 0x7F
 
 
 def read_linear(layout: LinearLayout, tensors: Mapping[str, torch.Tensor], name: str, group_size: int) -> NVFP4Tensor:
@@ -35,7 +35,7 @@ def read_linear(layout: LinearLayout, tensors: Mapping[str, torch.Tensor], name:
     except ValueError as error:
         where = f"codes are {layout.codes}, block_scales are {layout.scales}"
         raise QuantError(f"{name}: {error} ({where})", _REMEDY) from None
-    nan = scales.view(torch.uint8) & _E4M3_NAN == _E4M3_NAN
+    nan = scales.view(torch.uint8) & e4m3.NAN == e4m3.NAN
     if nan.any():
         raise QuantError(f"{name}.{layout.scales}{nan.nonzero()[0].tolist()}: expected a number, got NaN", _REMEDY)
     return tensor

@@ -10,12 +10,16 @@ flat in config.json's quantization_config, {quant_algo, ignore, ...}, or in both
 
 from collections.abc import Mapping
 
+from quant.constants import DEFAULT_GROUP_SIZE, GROUP_SIZES
 from quant.errors import QuantError
-from quant.formats.compressed_tensors import GROUP_SIZES, read_kv_cache
+from quant.formats.compressed_tensors import read_kv_cache
+from quant.formats.format import Format, Written
 from quant.formats.scheme import LinearLayout, Scheme, wildcard_pattern
 from quant.jsonfile import field, optional, show
 
+# Values of `quant_method`; the first is the format's name.
 QUANT_METHODS = ("modelopt", "modelopt_fp4")
+NAME = QUANT_METHODS[0]
 FILE_NAME = "hf_quant_config.json"
 LAYOUT = LinearLayout("weight", "weight_scale", "weight_scale_2", "input_scale", divides=False)
 PRE_QUANT_SCALE = "pre_quant_scale"
@@ -29,7 +33,7 @@ _LISTED = 8  # layers that a refusal spells out
 def is_config(data: Mapping[str, object]) -> bool:
     """Whether `data` is ModelOpt's: by its method or producer, or by a quant_algo where neither is said."""
     producer = data.get("producer")
-    named = isinstance(producer, dict) and producer.get("name") == "modelopt"
+    named = isinstance(producer, dict) and producer.get("name") == NAME
     return (
         named or data.get("quant_method") in QUANT_METHODS or (not data.get("quant_method") and _body(data) is not None)
     )
@@ -63,7 +67,7 @@ def read_config(data: Mapping[str, object], source: str) -> Scheme:
     if not all(isinstance(wildcard, str) for wildcard in wildcards or ()):
         raise QuantError(f"{source}: exclude_modules: expected names, got {show(wildcards)}", _REMEDY)
     return Scheme(
-        "modelopt",
+        NAME,
         source,
         LAYOUT,
         group_size,
@@ -74,6 +78,11 @@ def read_config(data: Mapping[str, object], source: str) -> Scheme:
     )
 
 
+def write(scheme: Scheme, kept: tuple[str, ...]) -> Written:
+    """What describes a model in this format: config.json and hf_quant_config.json say the same."""
+    return Written(write_config(scheme, kept), {FILE_NAME: write_file(scheme, kept)})
+
+
 def write_file(scheme: Scheme, exclude: tuple[str, ...]) -> dict[str, object]:
     """The contents of hf_quant_config.json for a model quantized as `scheme` says, but for the modules `exclude`."""
     quantization = {
@@ -82,7 +91,7 @@ def write_file(scheme: Scheme, exclude: tuple[str, ...]) -> dict[str, object]:
         "group_size": scheme.group_size,
         "exclude_modules": list(exclude),
     }
-    return {"producer": {"name": "modelopt", "version": "0.33.0"}, "quantization": quantization}
+    return {"producer": {"name": NAME, "version": "0.33.0"}, "quantization": quantization}
 
 
 def write_config(scheme: Scheme, exclude: tuple[str, ...]) -> dict[str, object]:
@@ -92,7 +101,7 @@ def write_config(scheme: Scheme, exclude: tuple[str, ...]) -> dict[str, object]:
     if scheme.w4a4:
         group["input_activations"] = weights
     config: dict[str, object] = {
-        "quant_method": "modelopt",
+        "quant_method": NAME,
         "quant_algo": _algorithm(scheme),
         "config_groups": {"group_0": group},
         "ignore": list(exclude),
@@ -143,7 +152,7 @@ def _group_size_of_groups(body: Mapping[str, object]) -> int:
         weights = group.get("weights") if isinstance(group, dict) else None
         if isinstance(weights, dict) and isinstance(size := weights.get("group_size"), int):
             return size
-    return 16
+    return DEFAULT_GROUP_SIZE
 
 
 def _read_kv_cache(body: Mapping[str, object], source: str) -> str:
@@ -153,3 +162,19 @@ def _read_kv_cache(body: Mapping[str, object], source: str) -> str:
     if algorithm.upper() not in ("FP8", "NVFP4"):
         raise QuantError(f"{source}: kv_cache_quant_algo: expected FP8, NVFP4 or null, got {algorithm!r}", _REMEDY)
     return algorithm.lower()
+
+
+FORMAT = Format(
+    name=NAME,
+    maker="ModelOpt",
+    aliases=QUANT_METHODS[1:],
+    layout=LAYOUT,
+    runtime_tensors=(PRE_QUANT_SCALE,),
+    files=(FILE_NAME,),
+    is_config=is_config,
+    claims=is_nvfp4,
+    read=read_config,
+    write=write,
+    group_sizes=(DEFAULT_GROUP_SIZE,),
+    kv_caches=("", "fp8", "nvfp4"),
+)

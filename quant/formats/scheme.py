@@ -32,7 +32,7 @@ class LinearLayout:
 class Scheme:
     """How a checkpoint is quantized, whatever its format.
 
-    format: its name in quant/formats/detect.py. source: the file (and key) that says so.
+    format: its name in quant/formats/registry.py. source: the file (and key) that says so.
     ignore: module names, or patterns after "re:" (compressed-tensors' syntax), left in 16 bits; None when the config
     does not say, so that the tensors decide.
     w4a4: the model was made for 4-bit activations too; its weights are read the same.

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from quant.constants import GENERATION_CONFIG, INDEX_NAME, TOKENIZER_CONFIG
 from quant.errors import QuantError
 from quant.jsonfile import field, read_object, show
 from quant.safetensors_header import (
-    INDEX_NAME,
     LFS_POINTER,
     Entry,
     Header,
@@ -33,7 +33,7 @@ _OTHER_WEIGHTS = (
 )
 _POINTER_LIMIT = 1024
 # What transformers reads beside config.json when it makes tokenizer and sampling defaults.
-_READ_AS_JSON = ("generation_config.json", "tokenizer_config.json", "special_tokens_map.json")
+_READ_AS_JSON = (GENERATION_CONFIG, TOKENIZER_CONFIG, "special_tokens_map.json")
 
 
 @dataclass(frozen=True)
@@ -101,9 +101,9 @@ def check_tokenizer(directory: Path, config: Mapping[str, object]) -> list[Findi
         for name in present
         if not (directory / name).stat().st_size
     ]
-    if not (directory / "tokenizer_config.json").is_file():
+    if not (directory / TOKENIZER_CONFIG).is_file():
         got = "nothing: special tokens and the chat template may be missing"
-        findings.append(warning("tokenizer", "tokenizer_config.json", "", "a file", got, _FETCH))
+        findings.append(warning("tokenizer", TOKENIZER_CONFIG, "", "a file", got, _FETCH))
     path = directory / "tokenizer.json"
     if path.is_file() and path.stat().st_size and not _is_pointer(path):
         findings += _check_vocabulary(path, config)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from quant.formats import compressed_tensors, modelopt
+from quant.constants import DEFAULT_GROUP_SIZE, GROUP_SIZES
+from quant.formats import modelopt, registry
 from quant.formats.scheme import LinearLayout, Scheme
 from quant.selection import matching_pattern, siblings
 from quant.verify.files import Tensor
 from quant.verify.findings import Finding, error, info, list_some, warning
 from quant.verify.tensor_parallel import SPLIT_INPUTS, SPLIT_OUTPUTS
 
-LAYOUTS = (compressed_tensors.LAYOUT, modelopt.LAYOUT)
 KV_SCALES = ("k_scale", "v_scale")
 
 _AGAIN = "Download the model again; if its source is the same, the model is damaged or mislabelled"
@@ -46,15 +46,17 @@ def sort_modules(tensors: Mapping[str, Tensor]) -> tuple[Modules, list[Finding]]
         parts.setdefault(module, {})[suffix] = tensor
         if suffix in KV_SCALES:
             modules.kv_scales.append(name)
+    layouts = registry.layouts()
+    weights, scales = _weight_names(layouts), {layout.scales for layout in layouts}
     for module, own in parts.items():
-        layout = next((layout for layout in LAYOUTS if _has_codes(own, layout)), None)
+        layout = next((layout for layout in layouts if _has_codes(own, layout)), None)
         if layout is not None:
             findings += _sort_quantized(module, own, layout, modules)
-        elif "weight" in own or "weight_packed" in own or "qweight" in own:
-            _sort_plain(module, own, modules)
-        elif "weight_scale" in own:
-            got = "a weight_scale without its weight"
-            findings.append(error("missing-tensor", own["weight_scale"].shard, module, "a whole linear", got, _AGAIN))
+        elif weight := next((own[name] for name in weights if name in own), None):
+            _sort_plain(module, own, weight, modules)
+        elif alone := sorted(scales & own.keys()):
+            got = f"a {alone[0]} without its weight"
+            findings.append(error("missing-tensor", own[alone[0]].shard, module, "a whole linear", got, _AGAIN))
     return modules, findings
 
 
@@ -79,8 +81,8 @@ def _sort_quantized(module: str, own: Mapping[str, Tensor], layout: LinearLayout
     rows, columns = codes.shape[0], 2 * codes.shape[1]
     blocks = scales.shape[-1] if scales.shape else 0
     group_size = columns // blocks if blocks and columns % blocks == 0 else 0
-    if group_size not in compressed_tensors.GROUP_SIZES:
-        group_size = 16
+    if group_size not in GROUP_SIZES:
+        group_size = DEFAULT_GROUP_SIZE
     findings = []
     for suffix, dtype, shape in layout.parts(rows, columns, group_size):
         got = own[suffix].entry
@@ -103,8 +105,12 @@ def _sort_quantized(module: str, own: Mapping[str, Tensor], layout: LinearLayout
     return findings
 
 
-def _sort_plain(module: str, own: Mapping[str, Tensor], modules: Modules) -> None:
-    weight = own.get("weight") or own.get("weight_packed") or own["qweight"]
+def _weight_names(layouts: Iterable[LinearLayout]) -> tuple[str, ...]:
+    """Names under which a linear's weight is stored, in 16 bits, in a format of ours or as GPTQ and AWQ do."""
+    return tuple(dict.fromkeys(("weight", *(layout.codes for layout in layouts), "qweight")))
+
+
+def _sort_plain(module: str, own: Mapping[str, Tensor], weight: Tensor, modules: Modules) -> None:
     dtype = weight.entry.dtype
     if dtype in _FLOATS or dtype == "F64":
         modules.plain[module] = weight.entry.shape
@@ -151,9 +157,8 @@ def compare_with_scheme(scheme: Scheme | None, modules: Modules, tensors: Mappin
             expected = f"16-bit weights, as {scheme.source} ignores {pattern!r}"
             findings.append(error("config", shard, module, expected, "NVFP4", _CONFIG))
     if scheme.ignore is not None:
-        # Engines believe compressed-tensors' config. For other formats the tensors decide
-        # (engine/layers/quantization.py).
-        judge = error if scheme.format == compressed_tensors.QUANT_METHOD else warning
+        # Engines rely on an exact list. Otherwise the tensors decide (engine/layers/quantization.py).
+        judge = error if registry.ignore_is_exact(scheme) else warning
         for module, shape in modules.plain.items():
             is_linear = len(shape) == 2 and module.rpartition(".")[2] in SPLIT_INPUTS + SPLIT_OUTPUTS
             is_loaded = ".mtp." not in f".{module}"  # draft layers are not, without speculative decoding
@@ -305,7 +310,8 @@ def _describe(entry: object) -> str:
 
 
 def _shard_of(module: str, tensors: Mapping[str, Tensor]) -> str:
-    for suffix in ("weight_packed", "weight", "qweight", "weight_scale"):
+    layouts = registry.layouts()
+    for suffix in (*_weight_names(layouts), *(layout.scales for layout in layouts)):
         if (tensor := tensors.get(f"{module}.{suffix}")) is not None:
             return tensor.shard
     return ""

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quant import architectures
+from quant.constants import CONFIG
 from quant.errors import QuantError
-from quant.formats.detect import CONFIG, declared, detect_config, is_nvfp4
+from quant.formats.detect import declared, detect_config, is_nvfp4
 from quant.formats.others import ON, Device, Other, meets
 from quant.formats.scheme import Scheme
 from quant.jsonfile import read_object

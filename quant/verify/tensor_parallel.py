@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from quant.constants import CONFIG
+
 SIZES = (1, 2, 4, 8)
 
 # Linears whose input features (K) are split over ranks; all others are split along their outputs (N), or not at all.
@@ -49,7 +51,7 @@ def obstacles(
     for name, count in heads.items():
         key_value = name == "num_key_value_heads"
         works = tuple(s for s in SIZES if count % s == 0 or (key_value and s % count == 0))
-        checks.append(("config.json", name, count, "is not divisible", works))
+        checks.append((CONFIG, name, count, "is not divisible", works))
     for module, (rows, columns) in linears.items():
         leaf = module.rpartition(".")[2]
         if leaf in SPLIT_INPUTS:
