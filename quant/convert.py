@@ -1,9 +1,8 @@
-"""One NVFP4 format to another, shard by shard, holding no more than one tensor at a time.
+"""Converts one NVFP4 format to another, shard by shard, with at most one tensor in memory.
 
-Codes and block scales are the same bytes in all safetensors formats, so they are copied. Only the global scales may
-change: a multiplier becomes the divisor whose float32 reciprocal it is, and the other way round. The values that the
-result is read as are those of the source, -0 included; where a format cannot hold them, that is said and nothing is
-written.
+Codes and block scales are the same bytes in all safetensors formats, so they are copied. Only global scales may change:
+a multiplier becomes a divisor with that multiplier as its float32 reciprocal, and the other way round. The result reads
+as the same values, -0 included. If a format cannot hold them, the conversion is refused and nothing is written.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _LISTED = 3
 
 @dataclass(frozen=True)
 class ConvertReport:
-    """What was done. `rounded`: tensors whose value the format cannot hold, stored as the nearest that it can."""
+    """What was done. `rounded`: tensors whose values the format cannot hold, stored as the nearest that it can."""
 
     source_format: str
     linears: int
@@ -49,12 +48,13 @@ def convert_checkpoint(
 ) -> ConvertReport:
     """Converts the NVFP4 model `src` into the new directory `dst` in the format `target`, a name of `registry.targets`.
 
-    `src` is a directory, or a Llama-like GGUF file with NVFP4 tensors, whose other tensors become float16.
+    `src` is a directory, or a Llama-like GGUF file with NVFP4 tensors. Other tensors of a GGUF file become float16.
 
-    `nearest` allows global scales to be rounded to the nearest that the format can hold (by at most one unit in the
-    last place of a float32, 1.2e-7 of the value) rather than refusing. Raises QuantError for a source in which
-    `voltserve verify --headers` finds an error, one that the target cannot hold, and an existing `dst`; nothing is left
-    behind then.
+    `nearest` rounds a global scale that the format cannot hold to the nearest one that it can. The error is at most one
+    unit in the last place of a float32, 1.2e-7 of the value. Without it, such a scale is refused.
+
+    Raises QuantError, and leaves nothing behind, for a source in which `voltserve verify --headers` finds an error, for
+    one that the target cannot hold, and for an existing `dst`.
     """
     targets = registry.targets()
     if target not in targets:
@@ -132,7 +132,7 @@ def _refuse_what_cannot_be_held(report: Report, scheme: Scheme, target: Format) 
 def _convert_scales(
     checkpoint: Checkpoint, report: Report, target: LinearLayout
 ) -> tuple[dict[str, torch.Tensor], list[str]]:
-    """Every global and input scale (float32 scalars, by the source's name) for the target; names of those rounded."""
+    """All global and input scales for the target (float32 scalars, by the source's name), and names of rounded ones."""
     scales: dict[str, torch.Tensor] = {}
     rounded: list[str] = []
     for module, (*_, layout) in report.modules.nvfp4.items():
@@ -190,7 +190,7 @@ def _write_shards(
 
 
 def _renamed(name: str, report: Report, target: LinearLayout) -> str:
-    """The target's name for a tensor: that of a linear's part follows the layout, every other stays."""
+    """The target's name for a tensor. Parts of quantized linears follow the layout; other names stay."""
     module, _, suffix = name.rpartition(".")
     if module not in report.modules.nvfp4:
         return name

@@ -1,8 +1,8 @@
-"""Weights that are no numbers, and 16-bit weights that float16 cannot hold: bfloat16 reaches 3.4e38, float16 65,504.
+"""Finds NaN and infinity in weights, and weights that float16 cannot hold: bfloat16 reaches 3.4e38, float16 65,504.
 
-NaN or infinity in one tensor makes every output NaN: the engine would come up, and its first request end it. Volta
-computes in float16, so bfloat16 and float32 tensors of a checkpoint are cast at load. What rounds, or is too small for
-a normal number, is as near as float16 comes; what becomes infinite is as bad as NaN.
+NaN or infinity in one tensor makes every output NaN. The engine would start, and fail at its first request. Volta
+computes in float16, so bfloat16 and float32 tensors of a checkpoint are cast at load. Rounding and numbers below the
+normal range are accepted. A number that becomes infinite is as bad as NaN.
 """
 
 import torch
@@ -26,10 +26,10 @@ _REMEDY = (
 
 
 class OverflowCheck:
-    """Looks at each tensor of a checkpoint as it is loaded, and then at what the model holds."""
+    """Examines each tensor of a checkpoint as it is loaded, and then the model's parameters."""
 
     def __init__(self, dtype: torch.dtype) -> None:
-        """`dtype`: what the engine computes in; only float16 can overflow."""
+        """`dtype`: the engine's. Only float16 can overflow."""
         self._dtype = dtype
         layouts = registry.layouts()
         # Scales of what stays in 16 bits here: activations and the cache.
@@ -40,7 +40,7 @@ class OverflowCheck:
         self._too_large: list[str] = []
 
     def look_at(self, name: str, tensor: torch.Tensor, file: str) -> None:
-        """Remembers tensor `name` of `file` if a value of it is none, or infinite in float16."""
+        """Records tensor `name` of `file` if a value is NaN or infinite, or would be in float16."""
         if not tensor.numel() or name.endswith(self._unused):
             return
         stored = str(tensor.dtype).removeprefix("torch.")
@@ -60,7 +60,7 @@ class OverflowCheck:
                 self._too_large.append(f"{name} ({file}): expected values within ±65,504, got {largest:g} in {stored}")
 
     def judge(self, model: nn.Module) -> None:
-        """Checks what the model holds: some tensors it does not load, some it keeps in float32.
+        """Checks the model's parameters: it does not load all tensors, and keeps some in float32.
 
         Raises:
             QuantError: names the tensors at fault.

@@ -1,8 +1,12 @@
 """AutoRound's own NVFP4 export (github.com/intel/auto-round), `packing_format: auto_round:llm_compressor`. Torch-free.
 
-The tensors are compressed-tensors'; the config is {quant_method, packing_format, bits, group_size, data_type, act_bits,
-extra_config: {module or pattern: {bits, ...}}, block_name_to_quantize}. `extra_config` lists exceptions inside the
-quantized blocks; nothing lists what lies outside of them, so the tensors decide what is quantized.
+The tensors are compressed-tensors'. The config is
+
+    {quant_method, packing_format, bits, group_size, data_type, act_bits,
+     extra_config: {module or pattern: {bits, ...}}, block_name_to_quantize}
+
+`extra_config` lists exceptions inside the quantized blocks. Nothing lists the modules outside them, so the tensors
+decide which modules are quantized.
 """
 
 from collections.abc import Mapping
@@ -16,7 +20,7 @@ from quant.jsonfile import field, optional, show
 
 QUANT_METHOD = "auto-round"
 PACKING = "auto_round:llm_compressor"
-# "nv_fp" and the names with a rounding or activation variant after it.
+# "nv_fp", or a longer name with a rounding or activation variant.
 _DATA_TYPE = "nv_fp"
 _REMEDY = "Export the model with AutoRound's NVFP4 scheme, or choose a compressed-tensors or ModelOpt NVFP4 model"
 
@@ -34,8 +38,8 @@ def is_nvfp4(data: Mapping[str, object]) -> bool:
 def read_config(data: Mapping[str, object], source: str) -> Scheme:
     """Reads a `quantization_config`; `source` names it in errors.
 
-    Raises QuantError for another packing or data type (E5M3 block scales and MXFP4 are named), and for layers with
-    other than 4 or 16 bits.
+    Raises QuantError for another packing or data type (it names E5M3 block scales and MXFP4), and for layers whose bits
+    are neither 4 nor 16.
     """
     packing = field(data, "packing_format", str, source, _REMEDY)
     data_type = field(data, "data_type", str, source, _REMEDY)

@@ -35,7 +35,7 @@ _OTHER_CACHE = "Choose a version of the model with a 16-bit or FP8 key/value cac
 def write_config(
     group_size: int, ignore: tuple[str, ...], *, w4a4: bool = False, kv_cache: str = ""
 ) -> dict[str, object]:
-    """The `quantization_config` of a model. Group 32 is the same format with another `group_size`."""
+    """A model's `quantization_config`. Group size 32 is the same format with another `group_size`."""
     common = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": group_size, "symmetric": True}
     weights = {**common, "dynamic": False, "scale_dtype": "torch.float8_e4m3fn"}
     activations = {**common, "dynamic": "local", "scale_dtype": "torch.float8_e4m3fn"} if w4a4 else None
@@ -75,9 +75,9 @@ def is_nvfp4(data: Mapping[str, object]) -> bool:
 def read_config(data: Mapping[str, object], source: str) -> Scheme:
     """Reads a `quantization_config`; `source` names it in errors.
 
-    Accepts weight strategies `tensor_group` and `group`, and files without the keys that have defaults (`ignore`,
-    `scale_dtype`, `symmetric`, `dynamic`), as published. Raises QuantError for anything that is not NVFP4, naming the
-    group, or not the same in every group.
+    Accepts what published models have: the weight strategies `tensor_group` and `group`, and files without keys that
+    have defaults (`ignore`, `scale_dtype`, `symmetric`, `dynamic`). Raises QuantError, naming the group, for anything
+    that is not NVFP4, and for groups that differ.
     """
     for key, expected in (("quant_method", QUANT_METHOD), ("format", PACKING)):
         if (got := field(data, key, str, source, _REMEDY)) != expected:
@@ -101,29 +101,29 @@ def scheme(
 
 
 def layout(rows: int, columns: int, group_size: int) -> tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]:
-    """(suffix, dtype, shape) of the tensors that stand for a linear [rows, columns]."""
+    """(suffix, dtype, shape) of the tensors of a linear [rows, columns]."""
     from quant.safetensors_file import DTYPES
 
     return tuple((suffix, DTYPES[dtype], shape) for suffix, dtype, shape in LAYOUT.parts(rows, columns, group_size))
 
 
 def read_linear(tensors: Mapping[str, torch.Tensor], name: str, group_size: int) -> NVFP4Tensor:
-    """The linear `name` from its tensors, keyed by suffix; errors as quant/formats/linear.py says."""
+    """The linear `name` from its tensors, keyed by suffix. Raises as quant/formats/linear.py says."""
     from quant.formats import linear
 
     return linear.read_linear(LAYOUT, tensors, name, group_size)
 
 
 def write_linear(tensor: NVFP4Tensor, name: str) -> dict[str, torch.Tensor]:
-    """The tensors of the linear `name`, keyed by suffix; errors as quant/formats/linear.py says."""
+    """The tensors of the linear `name`, keyed by suffix. Raises as quant/formats/linear.py says."""
     from quant.formats import linear
 
     return linear.write_linear(LAYOUT, tensor, name)
 
 
 def read_kv_cache(data: Mapping[str, object], source: str) -> str:
-    """What `kv_cache_scheme` asks for: "fp8", "nvfp4" or nothing. Raises QuantError for anything else."""
-    if isinstance(said := data.get("kv_cache_scheme"), str):  # ModelOpt's word for one that no dict describes
+    """The cache that `kv_cache_scheme` asks for: "fp8", "nvfp4" or "". Raises QuantError for anything else."""
+    if isinstance(said := data.get("kv_cache_scheme"), str):  # ModelOpt names caches that no object describes
         if said.upper() not in ("FP8", "NVFP4"):
             problem = f"{source}: kv_cache_scheme: expected FP8, NVFP4 or null, got {said!r}"
             raise QuantError(problem, _OTHER_CACHE)

@@ -19,7 +19,7 @@ _REMEDY = "Restore the model's files from its source"
 
 
 def detect(directory: Path) -> Scheme | None:
-    """What the configs in `directory` say of its quantization; None when they declare none (a 16-bit model).
+    """The quantization that the configs in `directory` declare. None if they declare none (a 16-bit model).
 
     Raises QuantError, with the reason and remedy, for a format that is not read here, a config that is malformed, and
     configs that contradict each other.
@@ -47,7 +47,7 @@ def detect_config(directory: Path, config: Mapping[str, object]) -> Scheme | Non
 
 
 def quantization_config(config: Mapping[str, object], path: Path) -> Mapping[str, object] | None:
-    """The `quantization_config` of a config.json, of its text model where only that has one (or an older name)."""
+    """The `quantization_config` of a config.json, or of its text model if only that has one. Older names count."""
     text = optional(config, "text_config", dict, str(path), _REMEDY) or {}
     for holder in (config, text):
         for key in CONFIG_KEYS:
@@ -57,7 +57,7 @@ def quantization_config(config: Mapping[str, object], path: Path) -> Mapping[str
 
 
 def declared(directory: Path, config: Mapping[str, object]) -> Mapping[str, object] | None:
-    """What a model's files say of its quantization: config.json, or a format's own file where only that does."""
+    """The quantization that a model's files declare: in config.json, otherwise in a format's own file."""
     data = quantization_config(config, directory / CONFIG)
     if data is not None:
         return data
@@ -71,7 +71,7 @@ def is_nvfp4(data: Mapping[str, object]) -> bool:
 
 
 def read_scheme(data: Mapping[str, object], source: str) -> Scheme:
-    """What one `quantization_config` says. Raises QuantError for a format that is not read here."""
+    """The scheme that one `quantization_config` describes. Raises QuantError for a format that is not read here."""
     formats = registry.in_config_json()
     for known in formats:
         if known.read is not None and known.is_config(data):

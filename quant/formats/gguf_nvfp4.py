@@ -1,10 +1,13 @@
 """NVFP4 in GGUF (github.com/ggml-org/ggml, `block_nvfp4`, tensor type 40), read.
 
-A row of K elements is K/64 blocks of 36 bytes: four UE4M3 scales, one for each 16 elements, then 4 x 8 bytes of codes.
-In a sub-block, byte j holds element j in its low nibble and element j + 8 in its high one: halves side by side, not
-pairs. ggml decodes codes with a table of doubled values and halves the scale, which is e2m1 x e4m3 as everywhere else;
-UE4M3 has no sign, and ggml takes 0x7F, NaN elsewhere, as 0. The global multiplier of `NAME.weight` is the float32
-tensor `NAME.scale`, 1 where there is none.
+A row of K elements is K/64 blocks of 36 bytes:
+
+    4 bytes      UE4M3 scales, one per 16 elements
+    4 x 8 bytes  codes of 16 elements each: byte j holds element j in its low nibble, element j + 8 in its high nibble
+
+ggml decodes codes with a table of doubled values, and halves the scale. The product is e2m1 * e4m3, as everywhere else.
+UE4M3 has no sign. 0x7F is NaN elsewhere; ggml reads it as 0. The global multiplier of `NAME.weight` is the float32
+tensor `NAME.scale`, or 1 without one.
 """
 
 import torch
@@ -23,8 +26,7 @@ _REMEDY = "Download the GGUF file again, or convert the model to it again"
 def read_matrix(data: torch.Tensor, columns: int, multiplier: float, name: str) -> NVFP4Tensor:
     """The matrix [N, columns] from its bytes, uint8 [N, columns / 64 * 36].
 
-    Raises QuantError naming the tensor for a shape that does not fit, a scale with a sign and a multiplier that is not
-    a positive number.
+    Raises QuantError, naming the tensor, for a wrong shape, a scale with a sign, and a multiplier that is not positive.
     """
     if (
         data.dtype != torch.uint8

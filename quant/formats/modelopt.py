@@ -1,11 +1,13 @@
-"""NVIDIA ModelOpt's NVFP4 (github.com/NVIDIA/Model-Optimizer), as its Hugging Face export writes it. Torch-free.
+"""NVIDIA ModelOpt's NVFP4 (github.com/NVIDIA/Model-Optimizer), as written by its Hugging Face export. Torch-free.
 
 Per linear [N, K]: `weight` uint8 [N, K/2] with the even column in the low nibble, `weight_scale` float8_e4m3fn
 [N, K/g], `weight_scale_2` float32 scalar, a **multiplier**: w = e2m1 * scale * scale_2. W4A4 models add `input_scale`.
-NVFP4_AWQ models may add `pre_quant_scale` [K], by which a layer's input is multiplied: y = W (x * pre_quant_scale).
+NVFP4_AWQ models may add `pre_quant_scale` [K], a factor on the layer's input: y = W (x * pre_quant_scale).
 
-The config stands in hf_quant_config.json, {producer, quantization: {quant_algo, group_size, exclude_modules, ...}}, or
-flat in config.json's quantization_config, {quant_algo, ignore, ...}, or in both.
+The config is in one of two places, or in both:
+
+    hf_quant_config.json                   {producer, quantization: {quant_algo, group_size, exclude_modules, ...}}
+    config.json's quantization_config      {quant_algo, ignore, ...}
 """
 
 from collections.abc import Mapping
@@ -24,14 +26,14 @@ FILE_NAME = "hf_quant_config.json"
 LAYOUT = LinearLayout("weight", "weight_scale", "weight_scale_2", "input_scale", divides=False)
 PRE_QUANT_SCALE = "pre_quant_scale"
 
-# quant_algo: whether the activations are quantized too.
+# Each quant_algo, and whether it quantizes activations too.
 _ALGORITHMS = {"NVFP4": True, "W4A16_NVFP4": False, "NVFP4_AWQ": True}
 _REMEDY = "Choose an NVFP4 or W4A16_NVFP4 export of the model"
 _LISTED = 8  # layers that a refusal spells out
 
 
 def is_config(data: Mapping[str, object]) -> bool:
-    """Whether `data` is ModelOpt's: by its method or producer, or by a quant_algo where neither is said."""
+    """Whether `data` is ModelOpt's: by its method or producer, or by a quant_algo where both are missing."""
     producer = data.get("producer")
     named = isinstance(producer, dict) and producer.get("name") == NAME
     return (
@@ -40,13 +42,13 @@ def is_config(data: Mapping[str, object]) -> bool:
 
 
 def is_nvfp4(data: Mapping[str, object]) -> bool:
-    """Whether the algorithm is NVFP4 in some way, or a mixture, which is to be read or refused layer by layer."""
+    """Whether the algorithm is a kind of NVFP4, or a mixture, which is read or refused layer by layer."""
     algorithm = str((_body(data) or {}).get("quant_algo")).upper()
     return "NVFP4" in algorithm or algorithm == "MIXED_PRECISION"
 
 
 def read_config(data: Mapping[str, object], source: str) -> Scheme:
-    """Reads either form; `source` names it in errors. A missing `exclude_modules` leaves it to the tensors.
+    """Reads either form; `source` names it in errors. If `exclude_modules` is missing, the tensors decide.
 
     Raises QuantError for another algorithm than NVFP4, W4A16_NVFP4 and NVFP4_AWQ, and for MIXED_PRECISION with any
     layer that is not NVFP4, listing those layers.
@@ -84,7 +86,7 @@ def write(scheme: Scheme, kept: tuple[str, ...]) -> Written:
 
 
 def write_file(scheme: Scheme, exclude: tuple[str, ...]) -> dict[str, object]:
-    """The contents of hf_quant_config.json for a model quantized as `scheme` says, but for the modules `exclude`."""
+    """The contents of hf_quant_config.json. The model is quantized as `scheme` says, without the modules `exclude`."""
     quantization = {
         "quant_algo": _algorithm(scheme),
         "kv_cache_quant_algo": scheme.kv_cache.upper() or None,
@@ -118,7 +120,7 @@ def _algorithm(scheme: Scheme) -> str:
 
 
 def _body(data: Mapping[str, object]) -> Mapping[str, object] | None:
-    """The part that says `quant_algo`, nested or flat."""
+    """The object that holds `quant_algo`, nested or flat."""
     nested = data.get("quantization")
     for body in (nested, data):
         if isinstance(body, dict) and "quant_algo" in body:
@@ -127,7 +129,7 @@ def _body(data: Mapping[str, object]) -> Mapping[str, object] | None:
 
 
 def _read_mixed(body: Mapping[str, object], source: str) -> str:
-    """The one algorithm of all layers, where there is one that we serve."""
+    """The algorithm of all layers, if all have one that we serve."""
     layers = field(body, "quantized_layers", dict, source, _REMEDY)
     algorithms = {
         name: str(layer.get("quant_algo")).upper() if isinstance(layer, dict) else show(layer)
@@ -146,7 +148,7 @@ def _read_mixed(body: Mapping[str, object], source: str) -> str:
 
 
 def _group_size_of_groups(body: Mapping[str, object]) -> int:
-    """The block size that config_groups say, where exports mirror compressed-tensors' keys; 16 where nothing does."""
+    """The group size in config_groups, as exports with compressed-tensors' keys have it; otherwise NVFP4's own."""
     groups = body.get("config_groups")
     for group in groups.values() if isinstance(groups, dict) else ():
         weights = group.get("weights") if isinstance(group, dict) else None

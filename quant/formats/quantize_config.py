@@ -1,12 +1,13 @@
-"""`quantize_config.json`, which stands beside config.json and says what quasarnvfp4 weights are made of. Torch-free.
+"""`quantize_config.json`: how quasarnvfp4 weights were made. The file is beside config.json. Torch-free.
 
 {"quantization_format": "quasarnvfp4", "version": 1, "block_size": 16, "scale_policy": "mse"}
 
-`block_size` is the number of weights that share a block scale. `scale_policy` says how the scales were found; reading
-does not depend on it, so any name is accepted. `calibration_sha256`, where there is one, is the digest of the text
-that they were calibrated on, which nothing should be measured on. `calibration_windows` pieces of
-`calibration_window_tokens` tokens were drawn from it with `calibration_seed`. `source` names the 16-bit model, and
-`voltserve_version` what made this one of it: with them, it can be made again.
+`block_size` is the number of weights that share a block scale. `scale_policy` says how the scales were chosen. Reading
+does not depend on it, so any name is accepted.
+
+Optional keys allow the model to be made again. `source` names the 16-bit model, `voltserve_version` the program.
+`calibration_sha256` is the digest of the calibration text, which nothing should be measured on. `calibration_windows`
+pieces of `calibration_window_tokens` tokens were drawn from it with `calibration_seed`.
 """
 
 from dataclasses import asdict, dataclass

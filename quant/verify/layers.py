@@ -1,4 +1,4 @@
-"""The quantized linears that headers show, against what the config says. Nothing but headers is read here."""
+"""Compares the quantized linears in the headers with the config. Reads headers only."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _FLOATS = ("F16", "BF16", "F32")
 
 @dataclass
 class Modules:
-    """The model's modules by what their tensors are: quantized linears with (N, K), plain 2-D weights, and the rest.
+    """The model's modules by the kind of their tensors: quantized linears, 16-bit weights, and the rest.
 
-    nvfp4: module to (N, K, group size, layout). plain: module to shape. foreign: module to what it is instead.
+    nvfp4: module to (N, K, group size, layout). plain: module to shape. foreign: module to a description.
     kv_scales: tensor names of key/value cache scales. pre_quant_scales: module to K.
     """
 
@@ -37,7 +37,7 @@ class Modules:
 
 
 def sort_modules(tensors: Mapping[str, Tensor]) -> tuple[Modules, list[Finding]]:
-    """Sorts all tensors into modules, tensor by tensor, whatever the config says; with what does not fit together."""
+    """Sorts all tensors into modules, without regard to the config. Findings name tensors that do not fit together."""
     modules = Modules()
     findings: list[Finding] = []
     parts: dict[str, dict[str, Tensor]] = {}
@@ -70,7 +70,7 @@ def _has_codes(own: Mapping[str, Tensor], layout: LinearLayout) -> bool:
 
 
 def _sort_quantized(module: str, own: Mapping[str, Tensor], layout: LinearLayout, modules: Modules) -> list[Finding]:
-    """Files the linear where its tensors fit together; the findings where they do not."""
+    """Adds the linear to `modules` if its tensors fit together. Otherwise returns findings."""
     missing = [suffix for suffix in (layout.codes, layout.scales, layout.global_scale) if suffix not in own]
     if missing:
         shard = next(iter(own.values())).shard
@@ -123,7 +123,7 @@ def _sort_plain(module: str, own: Mapping[str, Tensor], weight: Tensor, modules:
 
 
 def compare_with_scheme(scheme: Scheme | None, modules: Modules, tensors: Mapping[str, Tensor]) -> list[Finding]:
-    """Where tensors and config disagree, and where the tensors are of another format than the config names."""
+    """Finds disagreements between tensors and config, and tensors of another format than the config names."""
     findings = []
     by_kind: dict[str, list[str]] = {}
     for module, kind in modules.foreign.items():
@@ -161,7 +161,7 @@ def compare_with_scheme(scheme: Scheme | None, modules: Modules, tensors: Mappin
         judge = error if registry.ignore_is_exact(scheme) else warning
         for module, shape in modules.plain.items():
             is_linear = len(shape) == 2 and module.rpartition(".")[2] in SPLIT_INPUTS + SPLIT_OUTPUTS
-            is_loaded = ".mtp." not in f".{module}"  # draft layers are not, without speculative decoding
+            is_loaded = ".mtp." not in f".{module}"  # draft layers are loaded for speculative decoding only
             if is_linear and is_loaded and not matching_pattern(module, scheme.ignore):
                 expected = f"NVFP4 weights, as {scheme.source} does not ignore it"
                 findings.append(
@@ -171,7 +171,7 @@ def compare_with_scheme(scheme: Scheme | None, modules: Modules, tensors: Mappin
 
 
 def compare_siblings(modules: Modules) -> list[Finding]:
-    """Layers that engines fuse: all quantized or none, alike in K and group size."""
+    """Checks layers that engines fuse: quantized all or none, with equal K and group size."""
     findings: list[Finding] = []
     for module in modules.nvfp4:
         members = [name for name in siblings(module) if name in modules.nvfp4 or name in modules.plain]
@@ -189,7 +189,7 @@ def compare_siblings(modules: Modules) -> list[Finding]:
 
 
 def compare_globals(modules: Modules, globals_: Mapping[str, float]) -> list[Finding]:
-    """Layers that engines fuse, whose global scales differ (info)."""
+    """Finds layers that engines fuse and whose global scales differ (info)."""
     fused = different = 0
     largest = 1.0
     first = ""
@@ -211,7 +211,7 @@ def compare_globals(modules: Modules, globals_: Mapping[str, float]) -> list[Fin
 
 
 def compare_with_config(config: Mapping[str, object], modules: Modules, tensors: Mapping[str, Tensor]) -> list[Finding]:
-    """Sizes that config.json declares against the tensors', and layers it declares that no tensor belongs to."""
+    """Compares config.json's sizes with the tensors', and finds declared layers without tensors."""
     text = config.get("text_config")
     sizes = text if isinstance(text, dict) else config
     findings = []
@@ -228,7 +228,7 @@ def compare_with_config(config: Mapping[str, object], modules: Modules, tensors:
         for module, shape in shapes.items():
             in_text_model = not any(tower in module for tower in ("visual", "vision", "audio"))
             if isinstance(declared, int) and in_text_model and f".{module}".endswith(f".{suffix}"):
-                # An embedding may be padded; anything else must fit.
+                # Only an embedding may be padded.
                 fits = shape[dimension] >= declared if key == "vocab_size" else shape[dimension] == declared
                 if not fits:
                     got = f"{'NK'[dimension]}={shape[dimension]} of {list(shape)}"
@@ -288,7 +288,7 @@ def _odd(scheme: Scheme, modules: Modules) -> list[Finding]:
 
 
 def _limited(findings: list[Finding], most: int = 20) -> list[Finding]:
-    """The first findings of each check, and one that counts the rest: a wrong config is wrong in every layer."""
+    """The first findings of each check, and one with the number of the rest. A wrong config is wrong in every layer."""
     kept = []
     counts: dict[str, int] = {}
     for finding in findings:
