@@ -100,7 +100,7 @@ def _text_section(report: EvalReport) -> str:
         ("perplexity", "lower is better", "perplexity", ".3f"),
         ("bits a byte", "lower is better", "bits_per_byte", ".4f"),
         ("perplexity / source's", "1 is the source's", "perplexity_ratio", ".4f"),
-        ("KL divergence, nats a token", "0 is the source's", "kl", ".4f"),
+        ("KL divergence, nats per token", "0 is the source's", "kl", ".4f"),
         ("KL divergence, 99th percentile", "", "kl_99", ".3f"),
         ("same most likely token", "1 is the source's", "same_top", ".4f"),
     ]

@@ -18,7 +18,7 @@ from quant.verify.manifest import FILE_NAME as MANIFEST
 from quant.verify.manifest import listable, read_manifest, write_manifest
 from quant.verify.servable import Target, examine
 from quant.verify.tensor_parallel import Obstacle
-from quant.verify.values import is_positive, judge_zeros, scan_files
+from quant.verify.values import check_zeros, is_positive, scan_files
 
 # headers: reads names, sizes, headers, configs and global scales. full: reads every byte.
 Depth = Literal["headers", "full"]
@@ -101,7 +101,7 @@ def verify(
         scan = scan_files(
             directory, names, headers, hashed=bool(digests) or manifest == "write", on_progress=on_progress
         )
-        findings += scan.findings + judge_zeros(modules, globals_, scan.all_zero, shards)
+        findings += scan.findings + check_zeros(modules, globals_, scan.all_zero, shards)
         findings += _compare_digests(directory, digests, scan.digests, headers)
         hashed = len(digests.keys() & scan.digests.keys())
         if manifest == "write" and not any(finding.severity == "error" for finding in findings):

@@ -90,17 +90,17 @@ def _scan_file(path: Path, header: Header | None, hashed: bool, advance: Callabl
     digest = hashlib.sha256()
     with path.open("rb") as file:
         for tensor, entry, length in _regions(header):
-            look = _Look(entry) if entry else None
+            current = _TensorScan(entry) if entry else None
             left = length
             while left and (chunk := file.read(min(left, CHUNK_BYTES))):
                 left -= len(chunk)
                 if hashed:
                     digest.update(chunk)
-                if look:
-                    look.at(chunk)
+                if current:
+                    current.add(chunk)
                 advance(len(chunk))
-            if look:
-                _judge(path.name, tensor, look, scan)
+            if current:
+                _report(path.name, tensor, current, scan)
     if hashed:
         scan.digests[path.name] = digest.hexdigest()
     return scan
@@ -115,7 +115,7 @@ def _regions(header: Header | None) -> Iterator[tuple[str, Entry | None, int]]:
     yield "", None, 1 << 63
 
 
-class _Look:
+class _TensorScan:
     """Examines a tensor's bytes as they arrive."""
 
     def __init__(self, entry: Entry) -> None:
@@ -125,7 +125,7 @@ class _Look:
         self._bits = BITS[entry.dtype]
         self._seen = 0
 
-    def at(self, chunk: bytes) -> None:
+    def add(self, chunk: bytes) -> None:
         """Examines the next bytes. They are whole elements, since the header was checked against the file."""
         elements = np.frombuffer(chunk, dtype=self._bits.element)
         mask = elements.dtype.type(self._bits.not_finite)
@@ -137,16 +137,16 @@ class _Look:
         self._seen += len(elements)
 
 
-def _judge(shard: str, tensor: str, look: _Look, scan: Scan) -> None:
-    if look.all_zero:
+def _report(shard: str, tensor: str, current: _TensorScan, scan: Scan) -> None:
+    if current.all_zero:
         scan.all_zero.add(tensor)
-    if look.first_not_finite is not None:
-        index = [int(i) for i in np.unravel_index(look.first_not_finite, look.entry.shape or (1,))]
-        got = f"NaN or Inf at {index}" if look.entry.dtype != "F8_E4M3" else f"NaN at {index}"
+    if current.first_not_finite is not None:
+        index = [int(i) for i in np.unravel_index(current.first_not_finite, current.entry.shape or (1,))]
+        got = f"NaN or Inf at {index}" if current.entry.dtype != "F8_E4M3" else f"NaN at {index}"
         scan.findings.append(error("not-a-number", shard, tensor, "numbers", got, _AGAIN))
 
 
-def judge_zeros(
+def check_zeros(
     modules: Modules, globals_: Mapping[str, float], all_zero: set[str], shards: Mapping[str, str]
 ) -> list[Finding]:
     """Finds weights that are all zero (warnings), and other linears whose global scale is not positive (errors).
