@@ -1,6 +1,6 @@
-"""The architectures that the engine has models for, as data: `configs/engine_architectures.json`. Torch-free.
+"""The architectures that the engine has models for, read from configs/engine_architectures.json. Torch-free.
 
-`scripts/engine_architectures.py` makes the file from the installed vLLM and our plugins; a test compares them.
+`scripts/engine_architectures.py` makes the file from the installed vLLM and our plugins. A test compares them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _WHAT_IT_IS = {
 
 @dataclass(frozen=True)
 class Known:
-    """The file: the kind of each architecture; how its checkpoints name gate, down and up of an expert, if any do."""
+    """The file: each architecture's kind, and its checkpoints' names for an expert's gate, down and up, if any."""
 
     vllm: str
     kinds: Mapping[str, str]
@@ -54,7 +54,7 @@ class Unknown:
 
 
 def judge(names: object) -> Unknown | None:
-    """What stands in the way of a config's `architectures`; None where the engine generates text with one of them."""
+    """Why no model here fits a config's `architectures`. None if the engine generates text with one of them."""
     if not isinstance(names, list) or not names or not all(isinstance(name, str) and name for name in names):
         got = "nothing" if not names else json.dumps(names)[:80]
         return Unknown("the name of the model's class in a list", got, "Restore config.json from the model's source")
@@ -79,7 +79,7 @@ def judge(names: object) -> Unknown | None:
 
 
 def nearest(name: str) -> Sequence[str]:
-    """The known architectures whose names are nearest, those that begin alike first."""
+    """The known architectures with the nearest names. Those with the same beginning come first."""
     generating = [other for other, kind in known().kinds.items() if kind == "generates"]
     stem = name.partition("For")[0]
     same = [other for other in generating if other.partition("For")[0] == stem]
@@ -87,6 +87,6 @@ def nearest(name: str) -> Sequence[str]:
 
 
 def expert_names(names: object) -> tuple[tuple[str, ...], ...]:
-    """How the engine's model reads gate, down and up of an expert; nothing where that is not known."""
+    """The names under which the engine's model reads an expert's gate, down and up. Empty if unknown."""
     listed = names if isinstance(names, list) else []
     return next((known().experts[name] for name in listed if name in known().experts), ())

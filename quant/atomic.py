@@ -1,7 +1,7 @@
 """Directories that appear whole or not at all.
 
-A run works in `.NAME.XXXXXXXX.partial` beside its destination and holds a lock on that folder while it lives. The
-kernel frees the lock of a process that was killed, so the next run knows which folders nobody will finish.
+A run works in `.NAME.XXXXXXXX.partial` beside its destination, and holds a lock on that folder. The kernel frees the
+lock when the process dies. So the next run knows which folders are abandoned.
 """
 
 import fcntl
@@ -20,9 +20,8 @@ from quant.errors import QuantError
 def atomic_directory(destination: Path) -> Iterator[Path]:
     """Yields a new folder beside `destination` (same file system), synced and renamed to it on success.
 
-    On any error or Ctrl-C the folder is removed; so are those that killed runs left of this destination. Raises
-    QuantError when `destination` exists and is not an empty folder, which it never replaces, and for a failing file
-    system.
+    On any error or Ctrl-C the folder is removed. Folders that killed runs left for this destination are removed too.
+    Raises QuantError where `destination` exists and is not an empty folder, and where the file system fails.
     """
     remedy = "Name another destination, or remove this one first"
     if destination.is_symlink() or (destination.exists() and not destination.is_dir()):
@@ -49,7 +48,7 @@ def atomic_directory(destination: Path) -> Iterator[Path]:
 
 
 def lock_folder(folder: Path) -> int | None:
-    """A descriptor that holds `folder`'s lock until it is closed or the process ends; None where another run has it."""
+    """A descriptor that holds `folder`'s lock until closed or the process ends; None if another run holds the lock."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -63,7 +62,7 @@ def lock_folder(folder: Path) -> int | None:
 
 
 def _make_locked(destination: Path) -> tuple[Path, int]:
-    """A new partial folder and its lock. Another run may have swept it between the two steps: then once more."""
+    """A new partial folder and its lock. Tries again if another run removed the folder between the two steps."""
     while True:
         partial = Path(tempfile.mkdtemp(prefix=f".{destination.name}.", suffix=".partial", dir=destination.parent))
         lock = lock_folder(partial)
@@ -74,14 +73,14 @@ def _make_locked(destination: Path) -> tuple[Path, int]:
 
 
 def _remove_abandoned(destination: Path) -> None:
-    """Removes the partial folders of killed runs: of exactly this destination, this user's, and locked by nobody."""
+    """Removes the partial folders of killed runs: of this destination, of this user, and without a lock."""
     ours = re.compile(rf"\.{re.escape(destination.name)}\.[a-z0-9_]{{8}}\.partial")
     for path in list(destination.parent.iterdir()):
         if not ours.fullmatch(path.name) or path.is_symlink() or not path.is_dir():
             continue
         try:
             lock = lock_folder(path) if path.stat().st_uid == os.getuid() else None
-        except OSError:  # gone already, or a file system without locks, where nobody can know
+        except OSError:  # removed already, or a file system without locks
             continue
         if lock is not None:
             shutil.rmtree(path, ignore_errors=True)

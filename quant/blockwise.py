@@ -1,7 +1,7 @@
 """Quantizing a matrix to NVFP4: a global factor, E4M3 block scales by a policy, E2M1 codes.
 
-The policies are those of quant/methods/scales.py; quant/methods/compensate.py rounds column by column instead of all at
-once when it is given a Hessian.
+The policies are those of quant/methods/scales.py. With a Hessian, quant/methods/compensate.py rounds column by column
+instead of all at once.
 """
 
 import math
@@ -9,14 +9,15 @@ import math
 import torch
 
 from quant import e2m1, e4m3
+from quant.constants import DEFAULT_GROUP_SIZE, GROUP_SIZES
 from quant.errors import QuantError
 from quant.formats.quantize_config import ScalePolicy
 from quant.methods.compensate import quantize_compensated
 from quant.methods.scales import LARGEST_SCALE, POLICIES, divide
 from quant.parallel import for_row_chunks
-from quant.tensor import GROUP_SIZES, NVFP4Tensor
+from quant.tensor import NVFP4Tensor
 
-# Keeps 1 / divisor a normal float32 for tensors of tiny numbers, which then lose those below about 1e-33.
+# Keeps 1 / divisor a normal float32 in tensors of tiny numbers. Numbers below about 1e-33 are lost there.
 LARGEST_DIVISOR = 2.0**100
 
 
@@ -35,10 +36,10 @@ def largest_magnitude(weight: torch.Tensor, name: str) -> float:
 
 
 def global_divisor(amax: float, largest_scale: float = e4m3.MAX) -> torch.Tensor:
-    """The float32 scalar by which weights are multiplied, so that the largest block scale becomes `largest_scale`:
-    6 * largest_scale / amax, with 448 the well-known 2688 / amax.
+    """The float32 factor on weights with which the largest block scale becomes `largest_scale`.
 
-    It is stored as it is by compressed-tensors; its float32 reciprocal is `row_factor`. 1 for an all-zero tensor.
+    It is 6 * largest_scale / amax; with 448, the well-known 2688 / amax. 1 for an all-zero tensor. compressed-tensors
+    stores it as it is. Its float32 reciprocal is `row_factor`.
     """
     largest_scaled = e2m1.MAX * largest_scale
     return torch.tensor(min(largest_scaled / amax, LARGEST_DIVISOR) if amax else 1.0, dtype=torch.float32)
@@ -48,7 +49,7 @@ def quantize_matrix(
     weight: torch.Tensor,
     *,
     policy: ScalePolicy = "mse",
-    group_size: int = 16,
+    group_size: int = DEFAULT_GROUP_SIZE,
     amax: float | None = None,
     saliency: torch.Tensor | None = None,
     hessian: torch.Tensor | None = None,
@@ -56,9 +57,9 @@ def quantize_matrix(
 ) -> NVFP4Tensor:
     """Quantizes `weight` (float [N, K], K a multiple of group_size) to the nearest codes under the policy's scales.
 
-    `amax` sets the global and must not be below max|w|: layers that an engine fuses share the largest of theirs.
-    `saliency`, float32 [K], says how much each column matters; the `quasar` policy needs it unless it is
-    given a Hessian. `hessian`, float32 [K, K], asks for error compensation: codes are no longer the nearest then.
+    `amax` sets the global scale, and must not be below max|w|. Layers that an engine fuses share their largest.
+    `saliency`, float32 [K], weighs the columns. The `quasar` policy needs it, or a Hessian.
+    `hessian`, float32 [K, K], requests error compensation. Codes are then no longer the nearest.
     `name` is used in errors. Raises QuantError on NaN or Inf, ValueError on a wrong argument.
     """
     if group_size not in GROUP_SIZES:

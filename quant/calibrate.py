@@ -1,25 +1,26 @@
-"""What calibration text says about a model: for every linear layer, how its inputs move together and how much they
-matter.
+"""Calibration: second moments of every linear layer's inputs over a text, optionally weighted with gradients.
 
-The 16-bit model runs in float32 on the CPU over windows of the text. For a layer with inputs x_t (one a token t) it
-gathers
+The 16-bit model runs in float32 on the CPU over windows of the text. For a layer with inputs x_t (one per token t) it
+sums
 
     H = sum_t c_t x_t x_t^T          float32 [K, K]
 
-Without gradients c_t = 1: GPTQ's Hessian of the layer's output error. With gradients c_t = mean_j g_tj^2, where g_t
-is the loss's gradient with respect to the layer's output at token t: an output error then counts as far as the loss
-notices it. The gradient with respect to weight [j, k] is sum_t g_tj x_tk, so diag(H)_k is the squared gradient that
-column k's weights receive, averaged over rows: the saliency of QUASAR (arXiv 2608.13966), by input channel. By single
-weight it costs another product as large as the layer, and chose no better scales (docs/log.md). QUASAR follows its
-saliency with a moving average because training moves its weights; ours stand still, so all windows weigh the same.
+Without gradients, c_t = 1. H is then GPTQ's Hessian of the layer's output error.
 
-The loss is that of tokens drawn from the model's own distribution rather than the text's: the expected squared
-gradients are then the Fisher information, the second derivative of the KL divergence that quantizing should keep
-small.
+With gradients, c_t = mean_j g_tj^2. g_t is the loss's gradient with respect to the layer's output at token t. An
+output error then counts in proportion to its effect on the loss. The gradient of weight [j, k] is sum_t g_tj x_tk. So
+diag(H)_k is the squared gradient of column k's weights, averaged over rows. It is the saliency of QUASAR (arXiv
+2608.13966), per input channel. Saliency per weight costs another GEMM as large as the layer, and chose no better scales
+(docs/log.md). QUASAR keeps a moving average because training moves its weights. Ours stand still, so all windows weigh
+the same.
 
-Windows run on one thread each: operations split over threads would end in barriers (quant/parallel.py). The sums are
-taken in a fixed order, so the result does not depend on which window ends first. Each lane keeps its sums beside the
-output now and then; a run that was stopped goes on after the last window kept, and adds up the same numbers.
+The loss is taken on tokens drawn from the model's own distribution, not on the text's tokens. The expected squared
+gradients are then the Fisher information: the second derivative of the KL divergence that quantizing should keep small.
+
+Each window runs on one thread, because operations split over threads end in barriers (quant/parallel.py). Two lanes of
+windows run at once, each with sums of its own. Sums are added in a fixed order, so the result does not depend on which
+window ends first. Each lane saves its sums beside the output from time to time. A stopped run resumes after the last
+saved window, and adds up the same numbers.
 """
 
 import threading
@@ -39,12 +40,12 @@ from quant.progress import OnProgress, Progress, ignore_progress
 from quant.safetensors_file import open_checkpoint
 from quant.transformers_model import load_model, load_tokenizer
 
-# Windows run at once, each with sums of its own: the results do not depend on how many cores a machine has.
+# Windows that run at once, each with its own sums. A constant, so that results do not depend on the number of cores.
 LANES = 2
 
-# Sums are kept when the time since they last were is this many times what keeping them took.
-_KEEPING_SHARE = 20
-_WINDOWS = "windows"  # how many a lane has added up; no module has this name, which holds no dot
+# Sums are saved again after this many times the duration of the last save.
+_SAVE_INTERVAL = 20
+_WINDOWS = "windows"  # the number that a lane has added up; no module has this name, since it holds no dot
 
 
 @dataclass(frozen=True)
@@ -69,9 +70,9 @@ def calibrate(
 ) -> dict[str, torch.Tensor]:
     """H of each of `modules` (names of linears of the model directory `src`), or its diagonal [K] if `diagonal`.
 
-    float32; the module's docstring defines H and what `gradients` changes. `kept` is where an unfinished run finds its
-    windows again; the result is the same without. Raises QuantError when the text is too
-    short, the model does not run in transformers or has none of a module.
+    float32; the module's docstring defines H and what `gradients` changes. `kept` holds the windows of an unfinished
+    run; the result is the same without it. Raises QuantError where the text is too short, the model does not run in
+    transformers, or a module is missing.
     """
     windows = draw_windows(load_tokenizer(src), settings)
     tensors = open_checkpoint(src).tensors
@@ -81,7 +82,7 @@ def calibrate(
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     if gradients:
-        # With frozen weights something before the first layer has to ask for gradients.
+        # The weights are frozen, so an activation before the first layer must require gradients.
         model.get_input_embeddings().register_forward_hook(lambda _module, _inputs, output: output.requires_grad_())
     sums = _Sums(diagonal=diagonal, gradients=gradients)
     handles = [linear.register_forward_hook(sums.hook(name)) for name, linear in linears.items()]
@@ -109,7 +110,7 @@ def calibrate(
         return sums.end()
 
     on_progress(Progress("calibrating", done, len(windows), "windows"))
-    # Stopped, the lanes end at their next layer, and not after all their windows.
+    # On failure the lanes stop at their next layer, not after all their windows.
     first, *others = map_single_threaded(run, range(LANES), on_failure=sums.stop)
     for handle in handles:
         handle.remove()
@@ -125,7 +126,7 @@ def calibrate(
 
 
 def sums_bytes(columns: Sequence[int], *, diagonal: bool) -> int:
-    """What the sums of linears with so many `columns` take while the lanes run."""
+    """Bytes of all lanes' sums, for linears with these `columns`."""
     return sum(4 * (k if diagonal else k * k) for k in columns) * LANES
 
 
@@ -135,7 +136,7 @@ def lane_names() -> list[str]:
 
 
 def _kept_sums(kept: PartialResults | None, lane: int) -> tuple[int, dict[str, torch.Tensor]]:
-    """How many windows of a lane are added up already, and the sums."""
+    """The number of windows that a lane has added up already, and its sums."""
     name = lane_names()[lane]
     if kept is None or name not in kept:
         return 0, {}
@@ -144,7 +145,7 @@ def _kept_sums(kept: PartialResults | None, lane: int) -> tuple[int, dict[str, t
 
 
 class _Keeper:
-    """Keeps a lane's sums: its last ones always, others as often as costs a twentieth of the time."""
+    """Saves a lane's sums: the last ones always, earlier ones as long as that costs at most 1/20 of the time."""
 
     def __init__(self, kept: PartialResults | None, lane: int) -> None:
         self._kept = kept
@@ -152,17 +153,17 @@ class _Keeper:
         self._free_at = 0.0
 
     def keep(self, finished: int, sums: dict[str, torch.Tensor], *, last: bool) -> None:
-        """Keeps `sums` of `finished` windows, if it is time."""
+        """Saves `sums` of `finished` windows, if a save is due."""
         began = time.monotonic()
         if self._kept is None or (began < self._free_at and not last):
             return
         self._kept.save(self._name, {_WINDOWS: torch.tensor(finished), **sums})
         ended = time.monotonic()
-        self._free_at = ended + _KEEPING_SHARE * (ended - began)
+        self._free_at = ended + _SAVE_INTERVAL * (ended - began)
 
 
 def draw_windows(tokenizer: Any, settings: CalibrationSettings) -> torch.Tensor:
-    """int64 [windows, window_tokens]: pieces of the text that do not overlap, in its order.
+    """int64 [windows, window_tokens]: pieces of the text, without overlap, in the text's order.
 
     Raises QuantError when the text is too short.
     """
@@ -180,7 +181,7 @@ def draw_windows(tokenizer: Any, settings: CalibrationSettings) -> torch.Tensor:
 
 
 class _Sums:
-    """What hooks on linears add up, apart for each thread (lane)."""
+    """The sums that hooks on linears add up, separately per thread (lane)."""
 
     def __init__(self, *, diagonal: bool, gradients: bool) -> None:
         self._diagonal = diagonal
@@ -192,7 +193,7 @@ class _Sums:
         self._lane.sums = sums
 
     def stop(self) -> None:
-        """Lets the lanes' next addition fail."""
+        """Makes the next addition of every lane fail."""
         self._stopped = True
 
     def end(self) -> dict[str, torch.Tensor]:
@@ -200,14 +201,12 @@ class _Sums:
         return sums
 
     def hook(self, name: str) -> Callable[[torch.nn.Module, tuple[torch.Tensor, ...], torch.Tensor], None]:
-        """A forward hook that adds to the sum of `name`: now, or when the gradient of the output comes."""
+        """A forward hook that adds to the sum of `name`: at once, or when the output's gradient arrives."""
 
         def on_forward(_module: torch.nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
             rows = inputs[0].detach().flatten(0, -2)
             if self._gradients:
-                output.register_hook(  # type: ignore[no-untyped-call]
-                    lambda gradient: self._add(name, rows, gradient.flatten(0, -2))
-                )
+                output.register_hook(lambda gradient: self._add(name, rows, gradient.flatten(0, -2)))
             else:
                 self._add(name, rows, None)
 
@@ -224,7 +223,7 @@ class _Sums:
 
 
 class _StoppedError(Exception):
-    """The run ends; nobody waits for this lane."""
+    """The run has failed, and nothing waits for this lane."""
 
 
 def _backward(model: torch.nn.Module, window: torch.Tensor, seed: int) -> None:
@@ -232,7 +231,7 @@ def _backward(model: torch.nn.Module, window: torch.Tensor, seed: int) -> None:
     logits = model(window[None]).logits[0].float()
     with torch.no_grad():
         drawn = torch.multinomial(logits.softmax(-1), 1, generator=torch.Generator().manual_seed(seed))[:, 0]
-    torch.nn.functional.cross_entropy(logits, drawn, reduction="sum").backward()  # type: ignore[no-untyped-call]
+    torch.nn.functional.cross_entropy(logits, drawn, reduction="sum").backward()
 
 
 def _find(model: torch.nn.Module, modules: Sequence[str], src: Path) -> dict[str, torch.nn.Linear]:

@@ -1,12 +1,11 @@
-"""Text to calibrate on and text to measure on, never the same.
+"""Text to calibrate on and text to measure on. They are never the same.
 
-Both defaults come with Python, so that they are there without a download: calibration reads the source of some fifty
-modules of the standard library, which mixes English prose (docstrings, comments) with code; measuring reads the
-language reference that `help()` shows (`pydoc_data.topics`). Their words differ between Python versions, therefore
-results name the SHA-256 of what was read.
+Both defaults are part of Python, so nothing is downloaded. Calibration reads the source of some fifty modules of the
+standard library, which mixes English prose (docstrings, comments) with code. Measuring reads the language reference
+that `help()` shows (`pydoc_data.topics`). Both differ between Python versions, so results name the text's SHA-256.
 
-A file is read as it is, or as JSONL: objects with `text`, or with a chat's `messages`, which the model's own template
-makes text of. What a model is tuned on is kept so, and braces and quotes would be no text that it ever sees.
+A file is read as plain text or as JSONL. A JSONL object has `text`, or a chat's `messages`. The model's own template
+turns messages into text, because training data has that form. The model never sees JSON's braces and quotes.
 """
 
 import hashlib
@@ -77,7 +76,7 @@ _MODULES = (
 
 @dataclass(frozen=True)
 class Text:
-    """A text and where it came from."""
+    """A text and its source."""
 
     content: str
     source: str
@@ -138,7 +137,7 @@ def _is_object(line: str) -> bool:
 
 
 def _is_chat(messages: object) -> bool:
-    """Whether it is a list of objects with roles; what they may hold besides is the template's to say."""
+    """Whether it is a list of objects with roles. The template decides about their other keys."""
     if not isinstance(messages, list) or not messages:
         return False
     return all(isinstance(message, dict) and isinstance(message.get("role"), str) for message in messages)
@@ -161,7 +160,7 @@ def _documents(content: str, path: Path, model: Path | None) -> Iterator[str]:
             try:
                 yield render(found["messages"])
             except Exception as error:
-                # A template is a program of the model's; whatever it raises means that it refuses these messages.
+                # A template is a program. Any exception means that it refuses these messages.
                 raise QuantError(
                     f"{where}: expected messages that the model's template takes, got: {error}", _SUPPORTED
                 ) from None
@@ -171,7 +170,7 @@ def _documents(content: str, path: Path, model: Path | None) -> Iterator[str]:
 
 
 def _template_of(model: Path | None, path: Path) -> Callable[[Any], str]:
-    """What makes a chat's messages one text, by the template of the model in the directory `model`."""
+    """A function from a chat's messages to text, by the template of the model in the directory `model`."""
     remedy = 'Render the chats to {"text": "…"} yourself'
     if model is None:
         raise QuantError(f"{path}: chats need a model directory, whose template makes text of them", remedy)

@@ -1,9 +1,8 @@
-"""One NVFP4 format to another, shard by shard, holding no more than one tensor at a time.
+"""Converts one NVFP4 format to another, shard by shard, with at most one tensor in memory.
 
-Codes and block scales are the same bytes in all safetensors formats, so they are copied. Only the global scales may
-change: a multiplier becomes the divisor whose float32 reciprocal it is, and the other way round. The values that the
-result is read as are those of the source, -0 included; where a format cannot hold them, that is said and nothing is
-written.
+Codes and block scales are the same bytes in all safetensors formats, so they are copied. Only global scales may change:
+a multiplier becomes a divisor with that multiplier as its float32 reciprocal, and the other way round. The result reads
+as the same values, -0 included. If a format cannot hold them, the conversion is refused and nothing is written.
 """
 
 from __future__ import annotations
@@ -15,8 +14,11 @@ from pathlib import Path
 import torch
 
 from quant.atomic import atomic_directory
+from quant.constants import CONFIG, INDEX_NAME
 from quant.errors import QuantError
-from quant.formats import compressed_tensors, gguf_nvfp4, modelopt, quantize_config
+from quant.formats import gguf_nvfp4, modelopt, registry
+from quant.formats.detect import CONFIG_KEYS
+from quant.formats.format import Format
 from quant.formats.linear import exact_reciprocal, is_all_zero
 from quant.formats.scheme import LinearLayout, Scheme
 from quant.gguf_convert import convert_gguf
@@ -24,23 +26,16 @@ from quant.gguf_file import open_gguf
 from quant.jsonfile import read_object, write_object
 from quant.progress import OnProgress, Progress, ignore_progress
 from quant.quantize import copy_files
-from quant.safetensors_file import INDEX_NAME, Checkpoint, ShardWriter, TensorInfo, open_checkpoint, write_index
+from quant.safetensors_file import Checkpoint, ShardWriter, TensorInfo, open_checkpoint, write_index
 from quant.verify import Report, verify
 from quant.verify.servable import SERVING_ONLY
 
-# quasarnvfp4 is compressed-tensors with quantize_config.json beside it.
-LAYOUTS: Mapping[str, LinearLayout] = {
-    compressed_tensors.QUANT_METHOD: compressed_tensors.LAYOUT,
-    "modelopt": modelopt.LAYOUT,
-    quantize_config.FORMAT: compressed_tensors.LAYOUT,
-}
-_CONFIGS = ("config.json", modelopt.FILE_NAME, quantize_config.FILE_NAME)
 _LISTED = 3
 
 
 @dataclass(frozen=True)
 class ConvertReport:
-    """What was done. `rounded`: tensors whose value the format cannot hold, stored as the nearest that it can."""
+    """What was done. `rounded`: tensors whose values the format cannot hold, stored as the nearest that it can."""
 
     source_format: str
     linears: int
@@ -51,17 +46,19 @@ class ConvertReport:
 def convert_checkpoint(
     src: Path, dst: Path, target: str, *, nearest: bool = False, on_progress: OnProgress = ignore_progress
 ) -> ConvertReport:
-    """Converts the NVFP4 model `src` into the new directory `dst` in the format `target`, one of LAYOUTS.
+    """Converts the NVFP4 model `src` into the new directory `dst` in the format `target`, a name of `registry.targets`.
 
-    `src` is a directory, or a Llama-like GGUF file with NVFP4 tensors, whose other tensors become float16.
+    `src` is a directory, or a Llama-like GGUF file with NVFP4 tensors. Other tensors of a GGUF file become float16.
 
-    `nearest` allows global scales to be rounded to the nearest that the format can hold (by at most one unit in the
-    last place of a float32, 1.2e-7 of the value) rather than refusing. Raises QuantError for a source in which
-    `voltserve verify --headers` finds an error, one that the target cannot hold, and an existing `dst`; nothing is left
-    behind then.
+    `nearest` rounds a global scale that the format cannot hold to the nearest one that it can. The error is at most one
+    unit in the last place of a float32, 1.2e-7 of the value. Without it, such a scale is refused.
+
+    Raises QuantError, and leaves nothing behind, for a source in which `voltserve verify --headers` finds an error, for
+    one that the target cannot hold, and for an existing `dst`.
     """
-    if target not in LAYOUTS:
-        raise QuantError(f"format: expected one of {', '.join(LAYOUTS)}, got {target!r}", "Choose one of these")
+    targets = registry.targets()
+    if target not in targets:
+        raise QuantError(f"format: expected one of {', '.join(targets)}, got {target!r}", "Choose one of these")
     if src.suffix == ".gguf":
         return _convert_gguf(src, dst, target)
     report = verify(src, "headers")
@@ -70,9 +67,9 @@ def convert_checkpoint(
             raise QuantError(f"{src}: {finding}", "See `voltserve verify`")
     if report.scheme is None:
         raise QuantError(f"{src}: expected an NVFP4 model, got a 16-bit one", "Use `voltserve quantize`")
-    _refuse_what_cannot_be_held(report, report.scheme, target)
+    _refuse_what_cannot_be_held(report, report.scheme, targets[target])
     checkpoint = open_checkpoint(src)
-    scales, rounded = _convert_scales(checkpoint, report, LAYOUTS[target])
+    scales, rounded = _convert_scales(checkpoint, report, targets[target].layout)
     if rounded and not nearest:
         raise QuantError(
             f"{src}: expected scales that {target} can hold exactly, got {len(rounded)} of {len(scales)} that it "
@@ -80,20 +77,20 @@ def convert_checkpoint(
             "Allow the nearest divisors with --nearest (off by at most 1.2e-7 of the value)",
         )
     with atomic_directory(dst) as out:
-        written = _write_shards(checkpoint, report, scales, LAYOUTS[target], out, on_progress)
+        written = _write_shards(checkpoint, report, scales, targets[target].layout, out, on_progress)
         if (src / INDEX_NAME).exists():
             write_index(out, written)
-        copy_files(src, out, without=_CONFIGS)
-        _write_configs(src, out, report, report.scheme, target)
+        copy_files(src, out, without=(CONFIG, *(name for _, name in registry.own_files())))
+        _write_configs(src, out, report, report.scheme, targets[target])
     total = sum(info.nbytes for info in written.values())
     return ConvertReport(report.scheme.format, len(report.modules.nvfp4), tuple(rounded), total)
 
 
 def _convert_gguf(src: Path, dst: Path, target: str) -> ConvertReport:
     """A Llama-like GGUF file with NVFP4 linears. ModelOpt's format holds its multipliers exactly."""
-    if target != "modelopt":
-        remedy = f"Convert it to modelopt, and that to {target}"
-        raise QuantError(f"{src}: expected modelopt as the format for a GGUF file, got {target!r}", remedy)
+    if target != modelopt.NAME:
+        remedy = f"Convert it to {modelopt.NAME}, and that to {target}"
+        raise QuantError(f"{src}: expected {modelopt.NAME} as the format for a GGUF file, got {target!r}", remedy)
     if not any(tensor.type == gguf_nvfp4.TENSOR_TYPE for tensor in open_gguf(src).tensors.values()):
         raise QuantError(f"{src}: expected NVFP4 tensors (type 40), got none", "Start from the 16-bit model")
     with atomic_directory(dst) as out:
@@ -103,31 +100,39 @@ def _convert_gguf(src: Path, dst: Path, target: str) -> ConvertReport:
     return ConvertReport("gguf", len(report.modules.nvfp4), (), size)
 
 
-def _refuse_what_cannot_be_held(report: Report, scheme: Scheme, target: str) -> None:
-    held = {"", "fp8"} if LAYOUTS[target] == compressed_tensors.LAYOUT else {"", "fp8", "nvfp4"}
+def _refuse_what_cannot_be_held(report: Report, scheme: Scheme, target: Format) -> None:
+    scaled = report.modules.pre_quant_scales
+    holders = " and ".join(
+        f"{known.maker}'s" for known in registry.FORMATS if modelopt.PRE_QUANT_SCALE in known.runtime_tensors
+    )
+    sizes = " or ".join(map(str, target.group_sizes))
     for impossible, what, why in (
         (
-            report.modules.pre_quant_scales and target != "modelopt",
-            f"{len(report.modules.pre_quant_scales)} layers with a pre_quant_scale (NVFP4_AWQ)",
-            "only ModelOpt's format has a place for it, and multiplying it into 4-bit weights would round them",
+            scaled and modelopt.PRE_QUANT_SCALE not in target.runtime_tensors,
+            f"{len(scaled)} layers with a pre_quant_scale (NVFP4_AWQ)",
+            f"only {holders} format has a place for it, and multiplying it into 4-bit weights would round them",
         ),
         (
-            scheme.group_size != 16 and target == "modelopt",
+            scheme.group_size not in target.group_sizes,
             f"block size {scheme.group_size}",
-            "ModelOpt's NVFP4 has 16 weights a block scale",
+            f"{target.maker}'s NVFP4 has {sizes} weights a block scale",
         ),
-        (scheme.kv_cache not in held, f"a {scheme.kv_cache} key/value cache", f"{target} cannot say so"),
+        (
+            scheme.kv_cache not in target.kv_caches,
+            f"a {scheme.kv_cache} key/value cache",
+            f"{target.name} cannot say so",
+        ),
     ):
         if impossible:
             raise QuantError(
-                f"{report.directory}: expected what {target} can hold, got {what}: {why}", "Keep the format"
+                f"{report.directory}: expected what {target.name} can hold, got {what}: {why}", "Keep the format"
             )
 
 
 def _convert_scales(
     checkpoint: Checkpoint, report: Report, target: LinearLayout
 ) -> tuple[dict[str, torch.Tensor], list[str]]:
-    """Every global and input scale (float32 scalars, by the source's name) for the target; names of those rounded."""
+    """All global and input scales for the target (float32 scalars, by the source's name), and names of rounded ones."""
     scales: dict[str, torch.Tensor] = {}
     rounded: list[str] = []
     for module, (*_, layout) in report.modules.nvfp4.items():
@@ -185,7 +190,7 @@ def _write_shards(
 
 
 def _renamed(name: str, report: Report, target: LinearLayout) -> str:
-    """The target's name for a tensor: that of a linear's part follows the layout, every other stays."""
+    """The target's name for a tensor. Parts of quantized linears follow the layout; other names stay."""
     module, _, suffix = name.rpartition(".")
     if module not in report.modules.nvfp4:
         return name
@@ -195,22 +200,18 @@ def _renamed(name: str, report: Report, target: LinearLayout) -> str:
     return f"{module}.{renamed.get(suffix, suffix)}"
 
 
-def _write_configs(src: Path, out: Path, report: Report, scheme: Scheme, target: str) -> None:
-    config = read_object(src / "config.json", "Name a model directory")
+def _write_configs(src: Path, out: Path, report: Report, scheme: Scheme, target: Format) -> None:
+    config = read_object(src / CONFIG, "Name a model directory")
     text = config.get("text_config")
     for holder in (config, text if isinstance(text, dict) else {}):
-        for key in ("quantization_config", "compression_config"):
+        for key in CONFIG_KEYS:
             holder.pop(key, None)
-    # What the tensors show, by name: every format understands names, none the others' patterns.
+    # What the tensors show, by name. Every format understands names, and no format understands another's patterns.
     kept = tuple(sorted(module for module, shape in report.modules.plain.items() if len(shape) == 2))
-    if LAYOUTS[target] == compressed_tensors.LAYOUT:
-        ignore = scheme.ignore if scheme.format == compressed_tensors.QUANT_METHOD and scheme.ignore else kept
-        config["quantization_config"] = compressed_tensors.write_config(
-            scheme.group_size, ignore, w4a4=scheme.w4a4, kv_cache=scheme.kv_cache
-        )
-    else:
-        config["quantization_config"] = modelopt.write_config(scheme, kept)
-        write_object(out / modelopt.FILE_NAME, modelopt.write_file(scheme, kept))
-    if target == quantize_config.FORMAT:
-        quantize_config.write(out, quantize_config.QuantizeConfig(scheme.group_size, f"converted from {scheme.format}"))
-    write_object(out / "config.json", config)
+    if target.write is None:
+        raise ValueError(f"target: expected a format that is written, got {target.name}")
+    written = target.write(scheme, kept)
+    config["quantization_config"] = written.quantization_config
+    for name, contents in written.files.items():
+        write_object(out / name, contents)
+    write_object(out / CONFIG, config)

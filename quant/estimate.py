@@ -1,7 +1,7 @@
-"""What quantizing a model takes: memory, disk and time, from the sizes of its tensors and before any weight is read.
+"""Estimates memory, disk and time of quantizing a model, from the sizes of its tensors, before any weight is read.
 
-Memory is the largest of the passes; they do not overlap. Time is arithmetic divided by this machine's own rate, which a
-small product measures; the arithmetic of a weight's scale search is that rate times the time it was seen to take.
+Passes do not overlap, so memory is that of the largest one. Time is arithmetic divided by this machine's rate, which a
+small GEMM measures. The scale search counts as much arithmetic per weight as the rate times its measured duration.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ if TYPE_CHECKING:
 
 # Python with torch and transformers loaded, seen on this project's machines.
 _PROCESS_BYTES = 700_000_000
-# Arithmetic for one weight, in floating-point operations: seen on SmolLM2-135M (README, "Figures").
+# Floating-point operations per weight, as measured on SmolLM2-135M (README, "Figures").
 _SEARCH = {"maxabs": 1000, "fourosix": 2000, "mse": 4000, "quasar": 6000}
-# Passing a column's errors on is bound by memory: it takes as long as this many times its arithmetic; and in small
-# matrices by the calls of each column, which take as long as this much arithmetic.
+# Compensation passes each column's errors on to later columns. Memory bounds that: it takes this many times as long as
+# its arithmetic. In small matrices the calls per column dominate: each column takes as long as _COLUMN operations.
 _COLUMN_BY_COLUMN = 4
 _COLUMN = 10_000_000
-# A time is given as from this to that many times what was computed: few operations come near the rate of a product.
+# The range of a time, as multiples of the computed one. Few operations reach the rate of a GEMM.
 _TIME_RANGE = (1.0, 3.0)
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Bytes, seconds (fewest, most); `smaller`: methods that take less memory, best first, with what they take."""
+    """Bytes, and seconds (fewest, most). `smaller`: methods that take less memory, best first, each with its bytes."""
 
     method: Method
     memory: int
@@ -65,7 +65,7 @@ class Estimate:
             )
 
     def as_text(self, dst: Path) -> str:
-        """For people: a line for each of memory, disk and time."""
+        """For people: one line each for memory, disk and time."""
         fewest, most = self.seconds
         there = gigabytes(free_disk(dst))
         return (
@@ -78,7 +78,7 @@ class Estimate:
 def estimate(
     checkpoint: Checkpoint, selection: Selection, method: Method, group_size: int, windows: int, window_tokens: int
 ) -> Estimate:
-    """What `method` takes on this machine; it calibrates on `windows` of `window_tokens`, 0 where it does not."""
+    """What `method` takes on this machine. It calibrates on `windows` of `window_tokens`; both are 0 if it does not."""
     shapes = [checkpoint.tensors[f"{module}.weight"].shape for module in selection.linears]
     packed = sum(
         torch.Size(shape).numel() * dtype.itemsize
@@ -88,7 +88,7 @@ def estimate(
     kept = sum(checkpoint.tensors[name].nbytes for name in selection.kept)
     others = [Method("quasar"), Method("mse")] if method.compensate else [Method("mse")] if method.calibrates else []
     sums = sums_bytes([columns for _, columns in shapes], diagonal=not method.compensate) if method.calibrates else 0
-    # While shards are written, every linear lies there twice. Lanes' sums are kept beside those being written.
+    # While shards are written, every linear is on disk twice. While lanes save sums, the old ones are still there.
     disk = 2 * packed + kept + 3 * sums // 2
     parameters = sum(torch.Size(info.shape).numel() for info in checkpoint.tensors.values())
     seconds = _operations(shapes, parameters, method, windows * window_tokens) / _rate() / torch.get_num_threads()
@@ -104,7 +104,7 @@ def estimate(
 
 def _memory(checkpoint: Checkpoint, shapes: list[tuple[int, ...]], method: Method, window_tokens: int) -> int:
     threads = torch.get_num_threads()
-    # A matrix in 16 bits and its codes; compensation holds it in float32 three times, and H in float64 four times.
+    # A matrix in 16 bits and its codes. Compensation holds it in float32 three times, and H in float64 four times.
     sizes = sorted(
         (
             rows * columns * 3 + (12 * rows * columns + 44 * columns**2 if method.compensate else 0)
@@ -117,7 +117,7 @@ def _memory(checkpoint: Checkpoint, shapes: list[tuple[int, ...]], method: Metho
         return _PROCESS_BYTES + quantizing
     elements = sum(torch.Size(info.shape).numel() for info in checkpoint.tensors.values())
     vocabulary = max(info.shape[0] for info in checkpoint.tensors.values() if len(info.shape) == 2)
-    # Logits, their softmax and, with gradients, theirs. Inputs of linears that gradients go through stay, too.
+    # Logits, their softmax and the gradients of both. Inputs of linears stay in memory for the gradients too.
     activations = LANES * window_tokens * 4 * (4 * vocabulary + sum(rows + columns for rows, columns in shapes))
     sums = sums_bytes([columns for _, columns in shapes], diagonal=not method.compensate)
     return _PROCESS_BYTES + max(4 * elements + sums + activations, quantizing)
@@ -126,10 +126,10 @@ def _memory(checkpoint: Checkpoint, shapes: list[tuple[int, ...]], method: Metho
 def _operations(shapes: list[tuple[int, ...]], parameters: int, method: Method, tokens: int) -> float:
     operations = float(sum(rows * columns for rows, columns in shapes) * _SEARCH[method.policy])
     if method.calibrates:
-        # Forward, and backward to the inputs alone.
+        # Forward, and backward with respect to inputs only.
         operations += tokens * parameters * (4 if method.policy == "quasar" else 2)
     if method.compensate:
-        # H's sum; its factor in float64, counted twice; each column's errors passed on to those after it.
+        # The sum of H; its factor in float64, counted twice; each column's errors passed on to later columns.
         operations += sum(
             columns**2 * (2 * tokens + 3 * columns + _COLUMN_BY_COLUMN * rows) + _COLUMN * columns
             for rows, columns in shapes
@@ -138,7 +138,7 @@ def _operations(shapes: list[tuple[int, ...]], parameters: int, method: Method, 
 
 
 def _rate() -> float:
-    """Floating-point operations a second of one core of this machine: the best of a few products."""
+    """Floating-point operations per second of one core of this machine: the best of a few GEMMs."""
     size, threads = 512, torch.get_num_threads()
     left, right = torch.ones(size, size), torch.ones(size, size)
     torch.set_num_threads(1)

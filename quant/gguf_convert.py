@@ -1,8 +1,8 @@
-"""A Llama-architecture GGUF (github.com/ggml-org/ggml, docs/gguf.md) to a safetensors model directory.
+"""Converts a Llama-architecture GGUF (github.com/ggml-org/ggml, docs/gguf.md) to a safetensors model directory.
 
-NVFP4 linears stay as they are, in ModelOpt's format, which holds GGUF's multipliers exactly; all else becomes float16.
-Dequantization is the `gguf` package's. Names, rotary layout and tokenizer are translated here from the file's metadata
-rather than by a general loader, so that each field is one that was checked: an unknown one is refused, not dropped.
+NVFP4 linears keep their values, in ModelOpt's format, which holds GGUF's multipliers exactly. All other tensors become
+float16; the `gguf` package dequantizes them. Names, rotary layout and tokenizer are translated here, from the file's
+metadata, not by a general loader. So every field is checked: an unknown one is refused, not dropped.
 """
 
 from collections.abc import Collection, Mapping
@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers  # type: ignore[import-untyped]
 
+from quant.constants import CONFIG, GENERATION_CONFIG, TOKENIZER_CONFIG
 from quant.errors import QuantError
 from quant.formats import gguf_nvfp4, modelopt
 from quant.formats.linear import write_linear
@@ -42,7 +43,7 @@ PER_LAYER = {
     "ffn_up.weight": "mlp.up_proj.weight",
     "ffn_down.weight": "mlp.down_proj.weight",
 }
-# Everything that a Llama's metadata may say here; scaled rotary embeddings, for one, would need more than these.
+# All keys that a Llama's metadata may have here. Scaled rotary embeddings, for example, would need more.
 LLAMA_KEYS = (
     "block_count",
     "context_length",
@@ -85,12 +86,14 @@ def convert_gguf(path: Path, out: Path) -> None:
     tied = "lm_head.weight" not in sources
     config = _config(fields, tied=tied)
     if quantized:
-        scheme = Scheme("modelopt", str(path), modelopt.LAYOUT, gguf_nvfp4.GROUP_SIZE, None)
+        scheme = Scheme(modelopt.NAME, str(path), modelopt.LAYOUT, gguf_nvfp4.GROUP_SIZE, None)
         kept = tuple(sorted(name.removesuffix(".weight") for name in sources if name not in quantized))
-        config["quantization_config"] = modelopt.write_config(scheme, kept)
-        write_object(out / modelopt.FILE_NAME, modelopt.write_file(scheme, kept))
-    write_object(out / "config.json", config)
-    write_object(out / "generation_config.json", {key: config[key] for key in _TOKEN_IDS})
+        written = modelopt.write(scheme, kept)
+        config["quantization_config"] = written.quantization_config
+        for name, contents in written.files.items():
+            write_object(out / name, contents)
+    write_object(out / CONFIG, config)
+    write_object(out / GENERATION_CONFIG, {key: config[key] for key in _TOKEN_IDS})
     _write_tokenizer(fields, config, out)
     _write_weights(file, sources, quantized, path, out)
 
@@ -153,7 +156,7 @@ def _dequantized(tensor: GgufTensor, where: str) -> npt.NDArray[np.float32]:
 
 
 def _row_order(name: str, shape: tuple[int, ...], fields: Mapping[str, Any]) -> torch.Tensor:
-    """The source's row for each row: query and key rows are in GGUF's rotary order, all others as they are."""
+    """The source's row for each row. Query and key rows are in GGUF's rotary order; all others keep their place."""
     rows: npt.NDArray[np.int64] = np.arange(shape[0])
     if name.endswith(("q_proj.weight", "k_proj.weight")):
         heads = "attention.head_count" if name.endswith("q_proj.weight") else "attention.head_count_kv"
@@ -199,7 +202,7 @@ def _config(fields: Mapping[str, Any], *, tied: bool) -> dict[str, object]:
         "head_dim": llama["rope.dimension_count"],
         "max_position_embeddings": llama["context_length"],
         "hidden_act": "silu",
-        # A float32 in the file: its shortest decimal form is what the model's authors wrote.
+        # A float32 in the file. Its shortest decimal form is the number that the model's authors wrote.
         "rms_norm_eps": float(str(np.float32(llama["attention.layer_norm_rms_epsilon"]))),
         "rope_parameters": {"rope_type": "default", "rope_theta": llama["rope.freq_base"]},
         "tie_word_embeddings": tied,
@@ -210,7 +213,7 @@ def _config(fields: Mapping[str, Any], *, tied: bool) -> dict[str, object]:
 def _write_tokenizer(fields: Mapping[str, Any], config: Mapping[str, object], out: Path) -> None:
     """tokenizer.json, tokenizer_config.json and chat_template.jinja: byte-level BPE that splits digits one by one.
 
-    Transformers' own GGUF reader loses the digit split and gives the beginning-of-text token as the end-of-text one.
+    Transformers' own GGUF reader loses the digit split, and confuses the tokens for beginning and end of text.
     """
     tokens: list[str] = fields["tokenizer.ggml.tokens"]
     merges = [tuple(merge.split(" ")) for merge in fields["tokenizer.ggml.merges"]]
@@ -225,7 +228,7 @@ def _write_tokenizer(fields: Mapping[str, Any], config: Mapping[str, object], ou
     tokenizer.save(str(out / "tokenizer.json"))
     named = {**_TOKEN_IDS, "unk_token_id": "tokenizer.ggml.unknown_token_id"}
     write_object(
-        out / "tokenizer_config.json",
+        out / TOKENIZER_CONFIG,
         {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "model_max_length": config["max_position_embeddings"],

@@ -1,7 +1,7 @@
 """GGUF files (github.com/ggml-org/ggml, docs/gguf.md), versions 2 and 3, little-endian: metadata and tensor infos.
 
-Read here rather than with the `gguf` package, whose locked release does not know tensor type 40 (NVFP4). Counts and
-lengths are checked against the bytes that are left before anything is made of them.
+The locked release of the `gguf` package does not know tensor type 40 (NVFP4), so files are read here. Every count and
+length is checked against the bytes that are left, before anything is allocated.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _BOOL, _STRING, _ARRAY = 7, 8, 9
 
 @dataclass(frozen=True)
 class GgufTensor:
-    """A tensor: its type's number, its shape (slowest dimension first, as everywhere but in GGUF), and its bytes.
+    """A tensor: its type's number, its shape (slowest dimension first, unlike in GGUF), and its bytes.
 
     `data`: uint8 [rows, bytes of a row], mapped from the file.
     """
@@ -37,7 +37,7 @@ class GgufTensor:
     data: npt.NDArray[np.uint8]
 
     def dequantize(self) -> npt.NDArray[np.float32]:
-        """The values, by the `gguf` package; NotImplementedError for types that it cannot decode, NVFP4 among them."""
+        """The values, by the `gguf` package. NotImplementedError for types that it cannot decode, such as NVFP4."""
         if self.type == TENSOR_TYPE:
             raise NotImplementedError("NVFP4: see quant/formats/gguf_nvfp4.py")
         values: npt.NDArray[np.float32] = gguf.quants.dequantize(self.data, gguf.GGMLQuantizationType(self.type))
@@ -53,7 +53,7 @@ class GgufFile:
 
 
 def open_gguf(path: Path) -> GgufFile:
-    """Reads metadata and infos, maps the data. Raises QuantError naming the file, and the tensor that is at fault."""
+    """Reads metadata and infos, and maps the data. Raises QuantError naming the file and the tensor at fault."""
     try:
         raw = np.memmap(path, dtype=np.uint8, mode="r")
     except (OSError, ValueError) as error:
@@ -103,7 +103,7 @@ def _row_bytes(columns: int, kind: int, where: str) -> int:
 
 
 class _Reader:
-    """Reads values one after another, none beyond the file's end."""
+    """Reads values one after another, never beyond the file's end."""
 
     def __init__(self, raw: npt.NDArray[np.uint8], path: Path) -> None:
         self._raw = raw
@@ -122,7 +122,7 @@ class _Reader:
         return value
 
     def count(self, number: int, size: int) -> int:
-        """`number`, if as many things of at least `size` bytes can follow."""
+        """`number`, if that many items of at least `size` bytes can follow."""
         if number * size > len(self._raw) - self.at:
             got = f"one of {len(self._raw)} bytes, which cannot hold {number} entries at {self.at}"
             raise QuantError(f"{self._path}: expected a GGUF file, got {got}", _REMEDY)

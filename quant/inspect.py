@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from quant.formats.detect import CONFIG
+from quant.constants import CONFIG
 from quant.jsonfile import read_object
 from quant.verify.experts import read_experts
 from quant.verify.files import Tensor
@@ -15,7 +15,7 @@ from quant.verify.layers import Modules
 from quant.verify.report import Report, verify
 from quant.verify.tensor_parallel import SIZES
 
-# Kinds of 16-bit tensors by what their name contains; the first that fits.
+# Kinds of 16-bit tensors, by a part of their name. The first match counts.
 _KINDS = (
     ("vision and audio", ("visual", "vision", "audio")),
     ("MTP", ("mtp",)),
@@ -36,13 +36,13 @@ class Summary:
     group_size: int | None
     activations: str
     layers: int
-    experts: str  # how many, how many a token takes, how wide; empty without any
+    experts: str  # how many, how many per token, how wide; empty without experts
     parameters: int
     bytes: int
     shards: int
     bytes_by_kind: Mapping[str, int]
     linears: int
-    shapes: Mapping[str, int]  # "down_proj [N, K]" to how many there are
+    shapes: Mapping[str, int]  # "down_proj [N, K]" to the number of such linears
     kept_modules: tuple[str, ...]  # leaf names of 16-bit 2-D weights
     tensor_parallel: Mapping[int, str]  # "works", or the first obstacle
     problems: int
@@ -103,7 +103,7 @@ def _layers(tensors: Mapping[str, Tensor]) -> int:
 
 
 def _parameters(modules: Modules, tensors: Mapping[str, Tensor]) -> int:
-    """Weights, two to a byte in NVFP4 linears, scales not counted."""
+    """Number of weights. NVFP4 linears hold two per byte. Scales are not counted."""
     quantized = sum(rows * columns for rows, columns, *_ in modules.nvfp4.values())
     plain = 0
     for name, tensor in tensors.items():

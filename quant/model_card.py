@@ -1,6 +1,6 @@
-"""The model card of a quantized model: README.md with the hub's front matter, from what is known and no more.
+"""The model card of a quantized model: README.md with the hub's front matter. It states known facts only.
 
-The source's card describes other weights, so it is not copied; its licence and languages hold for the result, too.
+The source's card describes other weights, so it is not copied. Its licence and languages apply to the result too.
 """
 
 import re
@@ -13,16 +13,16 @@ import yaml
 from quant.formats.quantize_config import FILE_NAME, QuantizeConfig
 
 NAME = "README.md"
-# Of the source's front matter, what is as true of the result.
+# Keys of the source's front matter that apply to the result too.
 _INHERITED = ("license", "license_name", "license_link", "language", "pipeline_tag", "library_name")
 _FRONT_MATTER = re.compile(r"\A---\s*\n(.*?)\n---\s*(?:\n|\Z)", re.DOTALL)
-# A folder of the hub's cache: models--OWNER--NAME/snapshots/REVISION.
+# A folder of the hub's cache is models--OWNER--NAME/snapshots/REVISION.
 _CACHED = re.compile(r"models--(.+?)--(.+)")
 
 
 @dataclass(frozen=True)
 class Figures:
-    """Counts of linears and of tensors kept, and bytes before and after."""
+    """Numbers of quantized linears and of kept tensors, and bytes before and after."""
 
     quantized: int
     kept: int
@@ -31,7 +31,7 @@ class Figures:
 
 
 def model_name(directory: Path) -> str:
-    """The model's name by its folder's, or by the hub's cache; never a path, which is nobody else's business."""
+    """The model's name, from its folder or from the hub's cache. Never a path, which is private."""
     resolved = directory.resolve()
     for folder in (resolved, *resolved.parents):
         if match := _CACHED.fullmatch(folder.name):
@@ -45,7 +45,7 @@ def readmes(directory: Path) -> tuple[str, ...]:
 
 
 def write(source: Path, out: Path, record: QuantizeConfig, figures: Figures, text: str) -> None:
-    """Writes `out`/README.md. `text` says what was calibrated on; empty where nothing was."""
+    """Writes `out`/README.md. `text` names the calibration text; empty without calibration."""
     given = front_matter(source)
     head = {
         **{key: given[key] for key in _INHERITED if key in given},
@@ -94,7 +94,7 @@ compressed-tensors' `nvfp4-pack-quantized` load it, too.
 
 
 def front_matter(directory: Path) -> Mapping[str, object]:
-    """The YAML at the head of the source's card; empty where there is none, or it is none."""
+    """The YAML at the head of the source's card. Empty if there is none, or if it is malformed."""
     for name in readmes(directory):
         match = _FRONT_MATTER.match((directory / name).read_text(encoding="utf-8", errors="replace"))
         if match is None:
@@ -109,7 +109,7 @@ def front_matter(directory: Path) -> Mapping[str, object]:
 
 
 def licence(directory: Path, given: Mapping[str, object]) -> str:
-    """What is known of the source's licence, in a sentence or two."""
+    """The known facts about the source's licence, in a sentence or two."""
     files = sorted(path.name for path in directory.glob("LICENSE*") if path.is_file())
     beside = f" Its text is in {', '.join(f'`{name}`' for name in files)}." if files else ""
     if "license" in given:
@@ -129,5 +129,5 @@ def _lines(path: Path) -> list[str]:
 
 
 def _public(source: str) -> str:
-    """A file by its name without its folder."""
+    """A file's name, without its folder."""
     return Path(source).name if "/" in source and " " not in source else source

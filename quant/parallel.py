@@ -1,7 +1,8 @@
-"""Work on all cores: one thread a block of rows, a matrix or a window, where torch would split every single operation.
+"""Work on all cores: one thread per block of rows, matrix or window.
 
-Splitting each operation ends each in a barrier; with a second process on the machine, every barrier waits for a thread
-that is not running, and a walk of many small operations slows down tenfold and more (seen; docs/log.md).
+Torch would split every operation over all threads, and end each in a barrier. With a second process on the machine,
+every barrier waits for a thread that is not running. Many small operations then take ten times as long and more
+(seen; docs/log.md).
 """
 
 from collections.abc import Callable, Iterable
@@ -13,7 +14,7 @@ import torch
 T = TypeVar("T")
 R = TypeVar("R")
 
-# Temporaries of about a megabyte each, near a core's cache, and several blocks for each core even in a small matrix.
+# Makes temporaries of about a megabyte, near a core's cache, and several blocks per core even in a small matrix.
 CHUNK_ELEMENTS = 1 << 17
 
 
@@ -32,10 +33,10 @@ def for_row_chunks(rows: int, columns: int, work: Callable[[slice], None]) -> No
 def map_single_threaded(
     work: Callable[[T], R], items: Iterable[T], on_failure: Callable[[], None] = lambda: None
 ) -> list[R]:
-    """[work(item) for item in items], as many at a time as torch has threads, each one's operations on one thread.
+    """[work(item) for item in items], as many at a time as torch has threads, each on one thread.
 
-    On any error, and on Ctrl-C, items that have not begun are dropped and those that have are waited for; `on_failure`
-    is called before, and may have them end early.
+    On any error, and on Ctrl-C, items that have not begun are dropped. Then `on_failure` is called, which may make the
+    running ones end early, and the running ones are waited for.
     """
     threads = torch.get_num_threads()
     try:
@@ -44,8 +45,8 @@ def map_single_threaded(
             try:
                 return [future.result() for future in futures]
             except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)  # what has not begun need not
+                pool.shutdown(wait=False, cancel_futures=True)  # drops items that have not begun
                 on_failure()
                 raise
     finally:
-        torch.set_num_threads(threads)  # a worker's setting is also what threads started later begin with
+        torch.set_num_threads(threads)  # threads started later inherit a worker's setting

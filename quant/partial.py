@@ -1,7 +1,7 @@
-"""Results kept beside an unfinished output, so that a run that was stopped goes on where it was.
+"""Results kept beside an unfinished output, so that a stopped run resumes.
 
-`.NAME.resume` stands beside the output NAME: `inputs.json`, what the results depend on, and one safetensors file for
-each result. A run that depends on anything else starts afresh.
+The folder `.NAME.resume` stands beside the output NAME. It holds `inputs.json`, which says what the results depend on,
+and one safetensors file per result. A run with different inputs starts again.
 """
 
 import json
@@ -70,8 +70,9 @@ class PartialResults:
 def partial_results(destination: Path, inputs: Mapping[str, object]) -> Iterator[PartialResults]:
     """The results kept for `destination` by an earlier run with equal `inputs` (JSON values), else none.
 
-    They are removed when the body succeeds, and when it raises QuantError, which would only come again; any other end
-    (Ctrl-C, a full disk, a kill) leaves them for the next run. Raises QuantError while another run makes `destination`.
+    They are removed when the body succeeds, and when it raises QuantError, which another run would only repeat. After
+    any other end (Ctrl-C, a full disk, a kill) they stay for the next run. Raises QuantError while another run makes
+    `destination`.
     """
     folder = resume_folder(destination)
     folder.mkdir(parents=True, exist_ok=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 class Progress:
     """`done` of `total` units (`unit` is for example "bytes") of the step `what`, a phrase such as "quantizing".
 
-    `note`: what else is worth seeing at the moment, such as a rate.
+    `note`: something else worth showing at the moment, such as a rate.
     """
 
     what: str
@@ -22,4 +22,4 @@ OnProgress = Callable[[Progress], None]
 
 
 def ignore_progress(progress: Progress) -> None:
-    """The `OnProgress` of a caller who does not want to know."""
+    """The `OnProgress` of a caller that shows no progress."""

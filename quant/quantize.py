@@ -1,10 +1,14 @@
-"""16-bit checkpoint in, NVFP4 checkpoint out: compressed-tensors files plus quantize_config.json, shard by shard.
+"""Quantizes a 16-bit checkpoint to NVFP4: compressed-tensors files plus quantize_config.json.
 
-Three passes over the source: the first finds every linear's largest magnitude (and NaN or Inf, before anything is
-written), so that fused layers can share a global even across shards; the second quantizes, one linear a core, and keeps
-each result on disk, so that a run that was stopped resumes; the third writes the shards. Methods that calibrate run the
-16-bit model before the second (quant/calibrate.py). But for that, no pass holds more than a tensor a core and its
-result. What all of it takes is computed before the first pass (quant/estimate.py).
+Before the first pass, memory, disk and time are estimated (quant/estimate.py). Then the source is read three times:
+
+1. Scan. Finds the largest magnitude of every linear, so that fused layers share a global scale even across shards.
+   NaN and Inf are found here, before anything is written.
+2. Quantize. One linear per core. Each result is kept on disk, so that a stopped run resumes.
+3. Write. Kept results and 16-bit tensors go into shards, cut as the source's are.
+
+A method that calibrates runs the 16-bit model between scan and quantize (quant/calibrate.py). Only that step needs the
+whole model in memory. The others hold one tensor and its result per core.
 """
 
 import importlib.metadata
@@ -21,6 +25,7 @@ from quant import model_card
 from quant.atomic import atomic_directory
 from quant.blockwise import largest_magnitude, quantize_matrix
 from quant.calibrate import CalibrationSettings, calibrate, lane_names
+from quant.constants import CONFIG, DEFAULT_GROUP_SIZE, INDEX_NAME
 from quant.errors import QuantError
 from quant.formats import compressed_tensors, quantize_config
 from quant.jsonfile import write_object
@@ -28,12 +33,12 @@ from quant.methods import DEFAULT_METHOD, Method
 from quant.parallel import map_single_threaded
 from quant.partial import PartialResults, partial_results
 from quant.progress import OnProgress, Progress, ignore_progress
-from quant.safetensors_file import INDEX_NAME, Checkpoint, ShardWriter, TensorInfo, write_index
+from quant.safetensors_file import Checkpoint, ShardWriter, TensorInfo, write_index
 from quant.selection import DEFAULT_IGNORE, Selection, matching_pattern, siblings
 from quant.task import Task, prepare
 
-# Tokenizer, template, generation settings, remote code, licence: all that may stand beside the weights, but no weights.
-# A README is the source's model card; quant/model_card.py writes the result's own.
+# Files beside the weights: tokenizer, template, generation settings, remote code, licence. A README is not copied: it
+# is the source's model card, and quant/model_card.py writes a new one.
 COPIED = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken", "*.py", "*.md", "LICENSE*", "NOTICE*")
 _KEPT_DTYPES = (
     torch.float16,
@@ -49,7 +54,7 @@ _KEPT_DTYPES = (
 
 @dataclass(frozen=True)
 class QuantizeReport:
-    """What was done. `kept`: tensor name to the reason it stayed in 16 bits; sizes are of tensor data, in bytes."""
+    """What was done. `kept` maps a tensor's name to the reason it stayed in 16 bits. Sizes are bytes of tensor data."""
 
     quantized: tuple[str, ...]
     kept: Mapping[str, str]
@@ -63,17 +68,20 @@ def quantize_checkpoint(
     *,
     method: Method = DEFAULT_METHOD,
     calibration: CalibrationSettings | None = None,
-    group_size: int = 16,
+    group_size: int = DEFAULT_GROUP_SIZE,
     ignore: tuple[str, ...] = DEFAULT_IGNORE,
     on_progress: OnProgress = ignore_progress,
 ) -> QuantizeReport:
     """Quantizes the model directory `src` (float16, bfloat16 or float32 safetensors) into the new directory `dst`.
 
-    `ignore` is in compressed-tensors' syntax (quant/selection.py). What is kept stays float16 or bfloat16, float32
-    becomes float16. `calibration` is for methods that calibrate; None is the default text. Raises QuantError for a
-    source that is no 16-bit model, layers that no engine here serves in 4 bits, a weight that is NaN or Inf or does not
-    fit float16, too little memory or disk, and an existing `dst`; nothing is left behind then. Anything else that ends
-    it, such as Ctrl-C, leaves what is done for the next run.
+    `ignore` is in compressed-tensors' syntax (quant/selection.py). Kept tensors stay float16 or bfloat16; float32
+    becomes float16. `calibration` is for methods that calibrate; None means the default text.
+
+    Raises QuantError, and leaves nothing behind, for:
+    - a source that is not a 16-bit model, or layers that no engine here serves in 4 bits;
+    - a weight that is NaN or Inf, or does not fit float16;
+    - too little memory or disk, and an existing `dst`.
+    After any other interruption, such as Ctrl-C, the results so far are kept for the next run.
     """
     task = prepare(src, method=method, calibration=calibration, group_size=group_size, ignore=ignore)
     return run(task, dst, on_progress)
@@ -94,8 +102,8 @@ def run(task: Task, dst: Path, on_progress: OnProgress = ignore_progress) -> Qua
         written = _write_shards(checkpoint, selection, out, group_size, done, on_progress)
         if (checkpoint.directory / INDEX_NAME).exists():
             write_index(out, written)
-        copy_files(checkpoint.directory, out, without=("config.json", *model_card.readmes(checkpoint.directory)))
-        # Linears whose K does not fit match none of the patterns, so engines are told their names.
+        copy_files(checkpoint.directory, out, without=(CONFIG, *model_card.readmes(checkpoint.directory)))
+        # Linears whose K does not fit match no pattern, so the config lists them by name.
         modules = [name.removesuffix(".weight") for name in selection.kept if name.endswith(".weight")]
         misfits = tuple(
             module
@@ -103,7 +111,7 @@ def run(task: Task, dst: Path, on_progress: OnProgress = ignore_progress) -> Qua
             if len(checkpoint.tensors[f"{module}.weight"].shape) == 2 and not matching_pattern(module, task.ignore)
         )
         quantization = compressed_tensors.write_config(group_size, task.ignore + misfits)
-        write_object(out / "config.json", {**task.config, "quantization_config": quantization})
+        write_object(out / CONFIG, {**task.config, "quantization_config": quantization})
         record = _record(task)
         quantize_config.write(out, record)
         report = QuantizeReport(
@@ -119,7 +127,7 @@ def run(task: Task, dst: Path, on_progress: OnProgress = ignore_progress) -> Qua
 
 
 def _record(task: Task) -> quantize_config.QuantizeConfig:
-    """What the result says of how it was made."""
+    """How the result was made, for its quantize_config.json."""
     record = quantize_config.QuantizeConfig(
         task.group_size,
         task.method.name,
@@ -144,7 +152,7 @@ def _inputs(
     calibration: CalibrationSettings | None,
     group_size: int,
 ) -> dict[str, object]:
-    """All that a linear's result depends on; a file counts as unchanged while its size and time of change are."""
+    """Everything a linear's result depends on. A file with the same size and modification time counts as unchanged."""
     stats = {shard: (checkpoint.directory / shard).stat() for shard in checkpoint.shards}
     return {
         "source": str(checkpoint.directory.resolve()),
@@ -207,7 +215,7 @@ def _quantize(
     done: PartialResults,
     on_progress: OnProgress,
 ) -> None:
-    """Keeps in `done` what each linear's tensors will be, keyed by suffix."""
+    """Quantizes every linear, and keeps its tensors in `done`, keyed by suffix."""
     total = sum(checkpoint.tensors[f"{module}.weight"].nbytes for module in selection.linears)
     finished = 0
     lock = threading.Lock()
@@ -233,7 +241,7 @@ def _quantize(
             finished += info.nbytes
             on_progress(Progress("quantizing", finished, total, "bytes"))
 
-    # The largest first: the last to end is then a small one.
+    # The largest first, so that the last one to finish is small.
     map_single_threaded(work, sorted(selection.linears, key=lambda name: -checkpoint.tensors[f"{name}.weight"].nbytes))
 
 
@@ -269,7 +277,7 @@ def _write_shards(
 
 
 def _plan(name: str, info: TensorInfo, group_size: int, *, quantized: bool) -> dict[str, TensorInfo]:
-    """What the source's tensor `name` becomes."""
+    """The output tensors that the source's tensor `name` becomes."""
     if not quantized:
         dtype = info.dtype if info.dtype in _KEPT_DTYPES else torch.float16
         return {name: TensorInfo(dtype, info.shape, info.shard)}
@@ -292,8 +300,8 @@ def _to_16_bits(tensor: torch.Tensor, where: str) -> torch.Tensor:
     return half
 
 
-def copy_files(src: Path, out: Path, *, without: tuple[str, ...] = ("config.json",)) -> None:
-    """Copies what stands beside the weights: tokenizer, settings, licence; not the weights' index, not `without`."""
+def copy_files(src: Path, out: Path, *, without: tuple[str, ...] = (CONFIG,)) -> None:
+    """Copies the files beside the weights: tokenizer, settings, licence. Skips the weights' index and `without`."""
     for path in src.iterdir():
         skipped = path.name in without or path.name.startswith(".") or path.name.endswith(".index.json")
         if path.is_file() and not skipped and any(path.match(pattern) for pattern in COPIED):

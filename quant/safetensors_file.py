@@ -18,12 +18,10 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from quant import safetensors_header
+from quant.constants import INDEX_NAME
 from quant.errors import QuantError
 from quant.jsonfile import field, read_object, write_object
 from quant.safetensors_header import read_header, unindexed_shards
-
-INDEX_NAME = safetensors_header.INDEX_NAME
 
 DTYPES = {
     "F64": torch.float64,
@@ -47,7 +45,7 @@ _REMEDY = (
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """What a header says of a tensor, and which shard (a file name) holds it."""
+    """A tensor's dtype and shape by its header, and the shard (a file name) that holds it."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -61,7 +59,7 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A directory's safetensors tensors, headers read, data not."""
+    """A directory's safetensors tensors. Headers have been read, data have not."""
 
     directory: Path
     tensors: Mapping[str, TensorInfo]
@@ -76,7 +74,7 @@ class Checkpoint:
         return [name for name, info in self.tensors.items() if info.shard == shard]
 
     def read(self, shard: str, names: Iterable[str]) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yields each named tensor of `shard`; only the one at hand is in memory."""
+        """Yields each named tensor of `shard`. Only the current one is in memory."""
         with _opened(self.directory / shard) as file:
             for name in names:
                 yield name, file.get_tensor(name)
@@ -115,7 +113,7 @@ def open_checkpoint(directory: Path) -> Checkpoint:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Any]:
-    """The library's (untyped) handle of a shard, with errors that name the file."""
+    """The library's (untyped) handle of a shard. Errors name the file."""
     if not path.is_file():
         raise QuantError(f"{path} is missing", _REMEDY)
     try:
@@ -138,10 +136,10 @@ def _read_header(path: Path) -> dict[str, TensorInfo]:
 
 
 class ShardWriter:
-    """Writes one shard whose tensors' dtypes and shapes are known, in any order, holding no more than one tensor.
+    """Writes one shard, in any order of tensors, with at most one tensor in memory. Dtypes and shapes are given first.
 
-    Use as a context manager; leaving it normally checks that every tensor was written. Raises ValueError otherwise, and
-    for a tensor that is not as announced.
+    A context manager. A normal exit checks that every tensor was written, and raises ValueError otherwise. A tensor of
+    another dtype or shape than announced is a ValueError too.
     """
 
     def __init__(self, path: Path, specs: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]) -> None:
@@ -149,7 +147,7 @@ class ShardWriter:
         self._offsets: dict[str, int] = {}
         header: dict[str, object] = {"__metadata__": {"format": "pt"}}
         end = 0
-        # Wide elements first: readers map the file, and every tensor then starts at a multiple of its element's size.
+        # Wide elements first, so that every tensor starts at a multiple of its element's size. Readers map the file.
         for name in sorted(specs, key=lambda name: (-specs[name][0].itemsize, name)):
             dtype, shape = specs[name]
             self._offsets[name] = end

@@ -1,10 +1,14 @@
 """Safetensors headers, read strictly and without trusting them. Torch-free.
 
-A file is an 8-byte little-endian header length, a JSON header {name: {dtype, shape, data_offsets}} with an optional
-`__metadata__` of strings, then the bytes (github.com/huggingface/safetensors). Only that grammar is read, from left to
-right, so a hostile header is refused at its first wrong byte: no length it claims is allocated, and nothing is built
-but entries that hold. What is held is at most the header's bytes (no more than the file's, no more than 100 MB) and a
-few hundred bytes an entry.
+A file (github.com/huggingface/safetensors) has three parts:
+
+    8 bytes      header length, little-endian
+    header       JSON {name: {dtype, shape, data_offsets}}, with an optional `__metadata__` of strings
+    data         the tensors' bytes
+
+Only that grammar is read, from left to right, so a hostile header is refused at its first wrong byte. No length that it
+claims is allocated. Memory is bounded by the header's bytes (at most the file's size, at most 100 MB) and a few hundred
+bytes per entry.
 """
 
 import json
@@ -20,12 +24,11 @@ from quant.errors import QuantError
 
 # The format's own limit.
 MAX_HEADER_BYTES = 100_000_000
-# More dimensions than any tensor has, few enough that their product stays cheap.
+# More dimensions than any tensor has, and few enough that multiplying them is cheap.
 MAX_DIMENSIONS = 16
-INDEX_NAME = "model.safetensors.index.json"
 LFS_POINTER = b"version https://git-lfs"
 
-# Bits an element; the 4- and 6-bit ones are packed.
+# Bits per element. Elements of 4 and 6 bits are packed.
 DTYPE_BITS = {
     **dict.fromkeys(("F64", "I64", "U64", "C64"), 64),
     **dict.fromkeys(("F32", "I32", "U32"), 32),
@@ -35,7 +38,7 @@ DTYPE_BITS = {
     "F4": 4,
 }
 
-# The same weights once more, as Mistral's own tools read them; no engine here does.
+# A second copy of the weights, for Mistral's own tools. No engine here reads it.
 CONSOLIDATED = "consolidated"
 
 _DOWNLOAD = "Download the file again and compare its size with the source's"
@@ -46,7 +49,7 @@ _INTEGER = re.compile(rb"0|[1-9][0-9]{0,18}(?![0-9])")
 
 
 class HeaderError(QuantError):
-    """A header that does not hold. `tensor` is empty when no single tensor is at fault."""
+    """An invalid header. `tensor` is empty where no single tensor is at fault."""
 
     def __init__(self, path: Path, tensor: str, expected: str, got: str, remedy: str = _DOWNLOAD) -> None:
         where = f"{path}: {tensor}" if tensor else f"{path}"
@@ -77,12 +80,12 @@ class Header:
 
 
 def is_consolidated(name: str) -> bool:
-    """Whether a file holds the weights a second time, beside the shards."""
+    """Whether a file is a second copy of the weights, beside the shards."""
     return name.startswith(CONSOLIDATED)
 
 
 def unindexed_shards(directory: Path) -> list[str]:
-    """The names of a directory's shards where no index names them; consolidated files only if there are no others."""
+    """The shards of a directory without an index, by name. Consolidated files only if there are no others."""
     names = sorted(path.name for path in directory.glob("*.safetensors") if path.is_file())
     return [name for name in names if not is_consolidated(name)] or names
 
@@ -120,7 +123,7 @@ def parse_header(file: BinaryIO, size: int, path: Path) -> Header:
 
 
 class _Scanner:
-    """Reads the header's grammar from bytes, remembering how far it has come."""
+    """Reads the header's grammar from bytes, and remembers its position."""
 
     def __init__(self, text: bytes, path: Path) -> None:
         self._text = text
@@ -176,7 +179,7 @@ class _Scanner:
         return Entry(dtype, shape, *offsets)
 
     def _members(self) -> Iterator[str]:
-        """An object's member names; the caller reads each value before asking for the next name."""
+        """Yields an object's member names. The caller reads each value before it takes the next name."""
         self._expect(b"{")
         if self._take(b"}"):
             return
@@ -189,7 +192,7 @@ class _Scanner:
             self._expect(b",")
 
     def _take(self, token: bytes) -> bool:
-        """Whether `token` comes next, white space aside; if so it is behind us, and the space after it too."""
+        """Whether `token` is next, apart from white space. If so, moves past it and the white space after it."""
         self._skip_space()
         if not self._text.startswith(token, self._at):
             return False
@@ -208,7 +211,7 @@ class _Scanner:
         try:
             # json.loads only for escapes: it is slow on tokens.
             text: str = json.loads(match[0]) if b"\\" in match[0] else match[0][1:-1].decode()
-            text.encode()  # a lone surrogate is no text
+            text.encode()  # raises for a lone surrogate
         except ValueError:
             raise self._unexpected("valid UTF-8 text") from None
         self._at = match.end()

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 from quant.errors import QuantError
 
-if TYPE_CHECKING:  # verifying imports this module and does without torch
+if TYPE_CHECKING:  # verifying imports this module without torch
     from quant.safetensors_file import TensorInfo
 
-# What stays in 16 bits unless asked otherwise, as compressed-tensors writes it: a module's name, or after "re:" a
-# pattern that matches from the name's start. Embeddings and heads are looked up or decide tokens directly, routers pick
-# experts, vision and audio towers are small and sensitive, MTP layers draft.
+# Modules that stay in 16 bits by default, in compressed-tensors' syntax: a module's name, or after "re:" a pattern that
+# matches from the name's start. Embeddings are looked up, heads decide tokens directly, and routers pick experts.
+# Vision and audio towers are small and sensitive. MTP layers only draft.
 DEFAULT_IGNORE = (
     "re:.*lm_head",
     "re:.*embed",
@@ -29,8 +29,8 @@ DEFAULT_IGNORE = (
     "re:.*mtp",
 )
 
-# Layers that engines fuse into one. With one global for all members every engine reads them exactly, even one that
-# keeps only the largest of a fused layer's globals.
+# Layers that engines fuse into one. They get one global for all members. Every engine then reads them exactly, even one
+# that keeps only the largest global of a fused layer.
 FUSED_LAYERS = (
     ("q_proj", "k_proj", "v_proj"),
     ("gate_proj", "up_proj"),

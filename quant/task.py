@@ -1,4 +1,4 @@
-"""What to quantize: the source, the method and what it calibrates on, checked by configs and headers alone."""
+"""A quantization to do: source, method and calibration, checked by configs and headers alone."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,14 +9,14 @@ import torch
 from quant import architectures
 from quant.calibrate import CalibrationSettings
 from quant.calibration_text import calibration_text
+from quant.constants import CONFIG, DEFAULT_GROUP_SIZE, GROUP_SIZES
 from quant.errors import QuantError
 from quant.estimate import Estimate, estimate
-from quant.formats import compressed_tensors, quantize_config
+from quant.formats import compressed_tensors, quantize_config, registry
 from quant.jsonfile import read_object
 from quant.methods import DEFAULT_METHOD, Method
 from quant.safetensors_file import Checkpoint, open_checkpoint
 from quant.selection import DEFAULT_IGNORE, Selection, select
-from quant.tensor import GROUP_SIZES
 from quant.verify import unserved
 from quant.verify.layers import Modules
 
@@ -25,7 +25,7 @@ _ADAPTER = "adapter_config.json"
 
 @dataclass(frozen=True)
 class Task:
-    """What to quantize, checked; nothing of the weights has been read."""
+    """A checked quantization to do. No weight has been read."""
 
     checkpoint: Checkpoint
     config: dict[str, object]
@@ -37,7 +37,7 @@ class Task:
 
     @property
     def estimate(self) -> Estimate:
-        """What it takes."""
+        """Memory, disk and time that it takes."""
         windows = (self.calibration.windows, self.calibration.window_tokens) if self.calibration else (0, 0)
         return estimate(self.checkpoint, self.selection, self.method, self.group_size, *windows)
 
@@ -47,10 +47,10 @@ def prepare(
     *,
     method: Method = DEFAULT_METHOD,
     calibration: CalibrationSettings | None = None,
-    group_size: int = 16,
+    group_size: int = DEFAULT_GROUP_SIZE,
     ignore: tuple[str, ...] = DEFAULT_IGNORE,
 ) -> Task:
-    """Checks what `quantize_checkpoint` takes, by configs and headers alone. Raises QuantError as that does."""
+    """Checks the arguments of `quantize_checkpoint`, by configs and headers alone. Raises QuantError as that does."""
     if method.policy not in quantize_config.SCALE_POLICIES:
         known = ", ".join(quantize_config.SCALE_POLICIES)
         raise QuantError(f"scale policy: expected one of {known}, got {method.policy!r}", "Choose one of these")
@@ -80,11 +80,10 @@ def _read_source_config(src: Path) -> dict[str, object]:
     if not src.is_dir():
         raise QuantError(f"{src} is not a directory", remedy)
     _refuse_adapter(src)
-    config = read_object(src / "config.json", remedy)
+    config = read_object(src / CONFIG, remedy)
     for present, where in (
         ("quantization_config" in config, "config.json has a quantization_config"),
-        ((src / quantize_config.FILE_NAME).exists(), f"{quantize_config.FILE_NAME} exists"),
-        ((src / "hf_quant_config.json").exists(), "hf_quant_config.json exists"),
+        *(((src / name).exists(), f"{name} exists") for _, name in registry.own_files()),
     ):
         if present:
             raise QuantError(f"{src} is quantized already ({where})", "Start from the 16-bit model")
@@ -95,7 +94,7 @@ def _read_source_config(src: Path) -> dict[str, object]:
 
 
 def _refuse_adapter(src: Path) -> None:
-    """A LoRA folder holds what to add to a model; some trainers write the base model's config.json beside it."""
+    """Refuses a LoRA folder, which holds additions to a model. Some trainers write the base's config.json into it."""
     path = src / _ADAPTER
     if not path.exists() or any(src.glob("model*.safetensors")):
         return
@@ -108,8 +107,9 @@ def _refuse_adapter(src: Path) -> None:
 
 
 def _refuse_quantized_tensors(checkpoint: Checkpoint) -> None:
+    packed = (".qweight", *(f".{layout.codes}" for layout in registry.layouts() if layout.codes != "weight"))
     for name, info in checkpoint.tensors.items():
-        if info.dtype in (torch.float8_e4m3fn, torch.float8_e5m2) or name.endswith((".weight_packed", ".qweight")):
+        if info.dtype in (torch.float8_e4m3fn, torch.float8_e5m2) or name.endswith(packed):
             where = checkpoint.directory / info.shard
             raise QuantError(
                 f"{where}: {name}: expected 16-bit or 32-bit floats, got quantized {info.dtype}",
@@ -120,7 +120,7 @@ def _refuse_quantized_tensors(checkpoint: Checkpoint) -> None:
 def _refuse_unserved(
     src: Path, config: Mapping[str, object], checkpoint: Checkpoint, selection: Selection, group_size: int
 ) -> None:
-    """Refuses, before hours of work, to make what no engine here serves; as `verify` would refuse it afterwards."""
+    """Refuses a result that no engine here serves, before hours of work. `verify` would refuse it afterwards."""
     shapes = {module: checkpoint.tensors[f"{module}.weight"].shape for module in selection.linears}
     linears = {
         module: (rows, columns, group_size, compressed_tensors.LAYOUT) for module, (rows, columns) in shapes.items()

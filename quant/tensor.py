@@ -1,4 +1,4 @@
-"""The one in-memory form of an NVFP4 matrix; every on-disk format is read into it and written from it."""
+"""The one in-memory form of an NVFP4 matrix. Every on-disk format is read into it and written from it."""
 
 from __future__ import annotations
 
@@ -7,22 +7,21 @@ from dataclasses import dataclass
 import torch
 
 from quant import e2m1, e4m3
+from quant.constants import GROUP_SIZES
 from quant.parallel import row_chunks
-
-GROUP_SIZES = (16, 32)
 
 
 @dataclass(frozen=True, eq=False)
 class NVFP4Tensor:
     """A matrix [N, K] with w[n, k] = e2m1(code[n, k]) * block_scales[n, k // group_size] * row_factor[n].
 
-    codes: uint8 [N, K/2], two E2M1 codes a byte, the even column in the low nibble.
+    codes: uint8 [N, K/2], two E2M1 codes per byte, the even column in the low nibble.
     block_scales: float8_e4m3fn [N, K/group_size].
-    row_factor: float32 [N], always a multiplier. One a row rather than one a tensor, so that fused layers whose members
-    carry different globals (q/k/v, gate/up) stay exact.
+    row_factor: float32 [N], always a multiplier. One per row, not one per tensor: the members of a fused layer (q/k/v,
+    gate/up) may carry different globals, and stay exact.
     group_size: columns that share a block scale, 16 or 32.
 
-    Raises ValueError naming the argument, what was expected and what came, for a wrong dtype, shape or device.
+    Raises ValueError for a wrong dtype, shape or device. It names the argument, expected and got.
     """
 
     codes: torch.Tensor
@@ -53,11 +52,11 @@ class NVFP4Tensor:
         return self.codes.shape[0], 2 * self.codes.shape[1]
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        """The matrix [N, K] in `dtype`. Code x block scale is exact in float16; the factor is applied in float32."""
+        """The matrix [N, K] in `dtype`. Code * block scale is exact in float16. The factor is applied in float32."""
         rows, columns = self.shape
         out = torch.empty(rows, columns, dtype=dtype, device=self.codes.device)
-        # On this thread: engines call it, and libiomp with vLLM's barriers crashes when a thread of for_row_chunks ends
-        # (docs/log.md).
+        # On this thread, not by for_row_chunks. In an engine, libiomp with vLLM's barriers crashes when a thread of
+        # for_row_chunks ends (docs/log.md).
         for chunk in row_chunks(rows, columns):
             values = e2m1.decode(e2m1.unpack(self.codes[chunk]), torch.float16)
             scales = e4m3.decode(self.block_scales[chunk], torch.float16)

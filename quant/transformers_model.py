@@ -1,4 +1,4 @@
-"""A 16-bit model directory as transformers' model, in float32 on the CPU: what calibration and evaluation run."""
+"""A 16-bit model directory as transformers' model, in float32 on the CPU, for calibration and evaluation."""
 
 import os
 from pathlib import Path
@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from quant.constants import GENERATION_CONFIG
 from quant.errors import QuantError
 from quant.safetensors_file import open_checkpoint
 from quant.verify.experts import EXPERT, PROJECTIONS
@@ -71,11 +72,11 @@ def model_from_tensors(directory: Path, tensors: dict[str, torch.Tensor]) -> Any
     tensors = fuse_experts(tensors)
     try:
         config = AutoConfig.from_pretrained(directory)
-        # The weights are plain numbers by now.
+        # The weights are dequantized already.
         if hasattr(config, "quantization_config"):
             del config.quantization_config
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-        if (directory / "generation_config.json").exists():
+        if (directory / GENERATION_CONFIG).exists():
             model.generation_config = GenerationConfig.from_pretrained(directory)
         loaded = model.load_state_dict(tensors, strict=False, assign=True)
     except (OSError, ValueError, KeyError, RuntimeError) as error:
@@ -91,8 +92,10 @@ def model_from_tensors(directory: Path, tensors: dict[str, torch.Tensor]) -> Any
 
 
 def fuse_experts(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """`tensors` as transformers 5 names them: a layer's experts are two, `mlp.experts.gate_up_proj` [E, 2 I, H] with
-    gate's rows before up's and `mlp.experts.down_proj` [E, H, I]; Mixtral's `block_sparse_moe` is `mlp`, too.
+    """`tensors` under transformers 5's names, with a layer's experts stacked into two tensors.
+
+    They are `mlp.experts.gate_up_proj` [E, 2 I, H], gate's rows before up's, and `mlp.experts.down_proj` [E, H, I].
+    Mixtral's `block_sparse_moe` becomes `mlp` too.
     """
     fused: dict[str, torch.Tensor] = {}
     layers: dict[str, dict[tuple[int, str], torch.Tensor]] = {}

@@ -1,7 +1,7 @@
-"""`quasarnvfp4`: which layers of a checkpoint are NVFP4.
+"""`quasarnvfp4`: the quantization that vLLM uses for all NVFP4 checkpoints. It decides which layers are NVFP4.
 
-All NVFP4 checkpoints lead here: those of the formats in quant/formats/detect.py, whatever name `--quantization` gives
-(or none), and a directory described by `quantize_config.json` alone. Others stay with vLLM's own handling.
+It takes every format in quant/formats/registry.py, under any of their names in `--quantization` or none, and a
+directory with `quantize_config.json` alone. vLLM handles other checkpoints itself.
 """
 
 from collections.abc import Collection, Mapping
@@ -21,23 +21,22 @@ from engine import progress
 from engine.cpu.layers import StoredDtypeEmbedding
 from engine.layers.linear import QuasarNvfp4LinearMethod
 from engine.layers.moe import QuasarNvfp4MoEMethod
+from quant.constants import CONFIG
 from quant.errors import QuantError
-from quant.formats import auto_round, compressed_tensors, modelopt, quantize_config
-from quant.formats.detect import CONFIG, is_nvfp4, quantization_config, read_scheme
+from quant.formats import compressed_tensors, modelopt, quantize_config, registry
+from quant.formats.detect import is_nvfp4, quantization_config, read_scheme
 from quant.formats.scheme import Scheme
 from quant.jsonfile import read_object
 from quant.verify.files import read_shards, tensors_of
 from quant.verify.layers import sort_modules
 
-NAME = quantize_config.FORMAT
-# Values of `--quantization` with which an NVFP4 checkpoint comes here.
-NAMES = (NAME, compressed_tensors.QUANT_METHOD, auto_round.QUANT_METHOD, *modelopt.QUANT_METHODS)
+NAME = quantize_config.NAME
 # Gate, down and up of an expert, as checkpoints name them.
 EXPERT_LEAVES = (("gate_proj", "down_proj", "up_proj"), ("w1", "w2", "w3"))
 
 
 class QuasarNvfp4Config(QuantizationConfig):  # type: ignore[misc]  # vLLM's classes are untyped
-    """What vLLM asks about a checkpoint's quantization."""
+    """Answers vLLM's questions about a checkpoint's quantization."""
 
     def __init__(self, config: Scheme | None = None) -> None:
         super().__init__()
@@ -46,12 +45,13 @@ class QuasarNvfp4Config(QuantizationConfig):  # type: ignore[misc]  # vLLM's cla
     @classmethod
     def override_quantization_method(cls, hf_quant_cfg: Mapping[str, Any], user_quant: str | None) -> str | None:
         """Claims NVFP4 checkpoints, whether the user named our method, their format's or none."""
-        return NAME if user_quant in (None, *NAMES) and is_nvfp4(hf_quant_cfg) else None
+        return NAME if user_quant in (None, *registry.engine_names()) and is_nvfp4(hf_quant_cfg) else None
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "QuasarNvfp4Config":
-        """Reads the `quantization_config` of config.json, into which vLLM puts hf_quant_config.json where that alone is
-        there. Raises QuantError naming the key, expected and got.
+        """Reads config.json's `quantization_config`. If only hf_quant_config.json exists, vLLM passes its contents.
+
+        Raises QuantError naming the key, expected and got.
         """
         read = read_scheme(config, "config.json: quantization_config")
         if read.w4a4:
@@ -62,12 +62,12 @@ class QuasarNvfp4Config(QuantizationConfig):  # type: ignore[misc]  # vLLM's cla
     def maybe_update_config(self, model_name: str) -> None:
         """Completes the config from the model's directory.
 
-        quantize_config.json is needed where config.json describes no quantization, otherwise checked against it. The
-        tensors themselves decide what is quantized, except in compressed-tensors models, whose config says it exactly:
-        ModelOpt and AutoRound match names loosely or not at all.
+        quantize_config.json is needed if config.json describes no quantization; otherwise the two must agree. If the
+        format's `ignore` is exact (compressed-tensors), the config decides which layers are quantized. Otherwise the
+        tensors decide: ModelOpt and AutoRound match names loosely or not at all.
 
-        Raises QuantError where that file is missing, malformed, or disagrees with config.json, and where the weights of
-        a module are neither NVFP4 nor 16-bit.
+        Raises QuantError if that file is missing, malformed or disagrees with config.json, and for weights that are
+        neither NVFP4 nor 16-bit.
         """
         directory = Path(model_name)
         path = directory / quantize_config.FILE_NAME
@@ -79,7 +79,7 @@ class QuasarNvfp4Config(QuantizationConfig):  # type: ignore[misc]  # vLLM's cla
                 f"{path}: block_size: expected {self.config.group_size} as in config.json, got {got}",
                 "Restore both files from the model's source",
             )
-        elif directory.is_dir() and self.config.format != compressed_tensors.QUANT_METHOD:
+        elif directory.is_dir() and not registry.ignore_is_exact(self.config):
             ignore = (self.config.ignore or ()) + _unquantized_modules(directory)
             self.config = replace(self.config, ignore=ignore)
 
@@ -92,7 +92,7 @@ class QuasarNvfp4Config(QuantizationConfig):  # type: ignore[misc]  # vLLM's cla
         self.config = replace(config, ignore=tuple(ignore))
 
     def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> QuantizeMethodBase | None:
-        """The method of a layer; None leaves it (embeddings on a GPU, attention) to vLLM's default.
+        """The method of a layer. None means vLLM's default (embeddings on a GPU, attention).
 
         Raises:
             ValueError: of a fused layer's members (q/k/v, gate/up, experts) some are ignored and some are not.
@@ -134,14 +134,14 @@ class QuasarNvfp4Config(QuantizationConfig):  # type: ignore[misc]  # vLLM's cla
 
 
 def ignores_experts(ignore: Collection[str], prefix: str, experts: int) -> bool:
-    """Whether `ignore` leaves the `experts` experts of layer `prefix` in 16 bits: by the layer's name, or theirs all.
+    """Whether `ignore` leaves layer `prefix` with its `experts` experts in 16 bits: by its name, or by all of theirs.
 
-    Raises ValueError where it leaves some of them, which engines fuse into one layer.
+    Raises ValueError if it names only some experts, since engines fuse them into one layer.
     """
     if should_ignore_layer(prefix, ignore):
         return True
     about_us = [entry for entry in ignore if entry.startswith(("re:", f"{prefix}."))]
-    # A layer does not know how its checkpoint names the projections; names of the other kind are in no list.
+    # A layer does not know how its checkpoint names the projections. Names of the other kind are in no list.
     for leaves in EXPERT_LEAVES:
         names = [f"{prefix}.{expert}.{leaf}" for expert in range(experts) for leaf in leaves]
         kept = [name for name in names if should_ignore_layer(name, about_us)]
@@ -156,10 +156,10 @@ def ignores_experts(ignore: Collection[str], prefix: str, experts: int) -> bool:
 
 
 def modelopt_config(directory: Path) -> dict[str, Any] | None:
-    """What to override config.json's missing `quantization_config` with, where hf_quant_config.json alone says NVFP4.
+    """A `quantization_config` for a model whose config.json has none, while hf_quant_config.json says NVFP4.
 
-    vLLM reads that file itself, but stops at every algorithm there but FP8 and NVFP4. Raises QuantError for one that is
-    no JSON object.
+    vLLM reads that file itself, but stops at every algorithm except FP8 and NVFP4. Raises QuantError if a file is not a
+    JSON object.
     """
     path, config = directory / modelopt.FILE_NAME, directory / CONFIG
     if not path.is_file() or not config.is_file():
@@ -168,12 +168,12 @@ def modelopt_config(directory: Path) -> dict[str, Any] | None:
     data = read_object(path, remedy)
     if quantization_config(read_object(config, remedy), config) is not None or not is_nvfp4(data):
         return None
-    # Without `producer`, by which vLLM would look at the algorithm.
-    return {"quantization": data.get("quantization", data), "quant_method": modelopt.QUANT_METHODS[0]}
+    # Without `producer`, which would make vLLM judge the algorithm.
+    return {"quantization": data.get("quantization", data), "quant_method": modelopt.NAME}
 
 
 def _unquantized_modules(directory: Path) -> tuple[str, ...]:
-    """Modules whose weights are stored in 16 bits. Raises QuantError for weights that are neither that nor NVFP4."""
+    """Modules whose weights are stored in 16 bits. Raises QuantError for weights that are neither 16-bit nor NVFP4."""
     headers, findings = read_shards(directory)
     if problems := [finding for finding in findings if finding.severity == "error"]:
         raise QuantError(f"{directory}: {problems[0]}", "See `voltserve verify`")

@@ -18,7 +18,8 @@ from engine import gpus, patches, progress
 from engine.cpu import attention as cpu_attention
 from engine.steps import recording
 from engine.weights.overflow import OverflowCheck
-from quant.safetensors_header import INDEX_NAME, is_consolidated
+from quant.constants import INDEX_NAME
+from quant.safetensors_header import is_consolidated
 
 LOAD_FORMAT = "voltserve"
 

@@ -1,28 +1,20 @@
-"""Weights that are no numbers, and 16-bit weights that float16 cannot hold: bfloat16 reaches 3.4e38, float16 65,504.
+"""Finds NaN and infinity in weights, and weights that float16 cannot hold: bfloat16 reaches 3.4e38, float16 65,504.
 
-NaN or infinity in one tensor makes every output NaN: the engine would come up, and its first request end it. Volta
-computes in float16, so bfloat16 and float32 tensors of a checkpoint are cast at load. What rounds, or is too small for
-a normal number, is as near as float16 comes; what becomes infinite is as bad as NaN.
+NaN or infinity in one tensor makes every output NaN. The engine would start, and fail at its first request. Volta
+computes in float16, so bfloat16 and float32 tensors of a checkpoint are cast at load. Rounding and numbers below the
+normal range are accepted. A number that becomes infinite is as bad as NaN.
 """
 
 import torch
 from torch import nn
 
+from quant import e4m3
 from quant.errors import QuantError
-from quant.formats import compressed_tensors, modelopt
+from quant.formats import registry
 from quant.verify.layers import KV_SCALES
 
-# Kept in float32 whatever the engine's dtype is.
-_SCALARS = tuple(
-    f".{suffix}"
-    for layout in (compressed_tensors.LAYOUT, modelopt.LAYOUT)
-    for suffix in (layout.global_scale, layout.input_scale, *KV_SCALES)
-)
 _WIDER = (torch.bfloat16, torch.float32, torch.float64)
 _E4M3 = (torch.float8_e4m3fn,)
-# Scales of what stays in 16 bits here: activations and the cache.
-_INPUT_SCALES = (compressed_tensors.LAYOUT.input_scale, modelopt.LAYOUT.input_scale)
-_UNUSED = tuple(f".{suffix}" for suffix in (*_INPUT_SCALES, *KV_SCALES))
 _DAMAGED = (
     "`voltserve verify DIR` names every such tensor. Download its file again; if its source holds the same, take "
     "another export of the model"
@@ -34,17 +26,22 @@ _REMEDY = (
 
 
 class OverflowCheck:
-    """Looks at each tensor of a checkpoint as it is loaded, and then at what the model holds."""
+    """Examines each tensor of a checkpoint as it is loaded, and then the model's parameters."""
 
     def __init__(self, dtype: torch.dtype) -> None:
-        """`dtype`: what the engine computes in; only float16 can overflow."""
+        """`dtype`: the engine's. Only float16 can overflow."""
         self._dtype = dtype
+        layouts = registry.layouts()
+        # Scales of what stays in 16 bits here: activations and the cache.
+        self._unused = tuple(f".{suffix}" for suffix in (*(layout.input_scale for layout in layouts), *KV_SCALES))
+        # Kept in float32, whatever the engine's dtype is.
+        self._scalars = tuple(f".{layout.global_scale}" for layout in layouts) + self._unused
         self._not_finite: list[str] = []
         self._too_large: list[str] = []
 
     def look_at(self, name: str, tensor: torch.Tensor, file: str) -> None:
-        """Remembers tensor `name` of `file` if a value of it is none, or infinite in float16."""
-        if not tensor.numel() or name.endswith(_UNUSED):
+        """Records tensor `name` of `file` if a value is NaN or infinite, or would be in float16."""
+        if not tensor.numel() or name.endswith(self._unused):
             return
         stored = str(tensor.dtype).removeprefix("torch.")
         if tensor.dtype in _E4M3:
@@ -57,13 +54,13 @@ class OverflowCheck:
         if not ends.isfinite().all():
             value = float(ends[~ends.isfinite()][0])
             self._not_finite.append(f"{name} ({file}): expected finite values, got {value:g} in {stored}")
-        elif self._dtype == torch.float16 and tensor.dtype in _WIDER and not name.endswith(_SCALARS):
+        elif self._dtype == torch.float16 and tensor.dtype in _WIDER and not name.endswith(self._scalars):
             if not ends.to(torch.float16).isfinite().all():
                 largest = float(ends[ends.abs().argmax()])
                 self._too_large.append(f"{name} ({file}): expected values within ±65,504, got {largest:g} in {stored}")
 
     def judge(self, model: nn.Module) -> None:
-        """Checks what the model holds: some tensors it does not load, some it keeps in float32.
+        """Checks the model's parameters: it does not load all tensors, and keeps some in float32.
 
         Raises:
             QuantError: names the tensors at fault.
@@ -81,8 +78,9 @@ def _finite(tensor: torch.Tensor) -> bool:
         return True
     if tensor.dtype not in _E4M3:
         return not tensor.is_floating_point() or bool(torch.stack(tensor.aminmax()).isfinite().all())
-    # Its NaNs are the bytes 0x7F and 0xFF, and it has no infinity. Torch compares fp8 nowhere, and masks bytes slowly.
-    return bool(tensor.view(torch.int8).max() < 0x7F and tensor.view(torch.uint8).max() < 0xFF)
+    # It has no infinity. NaN is the largest byte of either sign. Torch compares no fp8, and masks bytes slowly.
+    signed, unsigned = tensor.view(torch.int8), tensor.view(torch.uint8)
+    return bool(signed.max() < e4m3.NAN and unsigned.max() < (0x80 | e4m3.NAN))
 
 
 def _some(found: list[str]) -> str:

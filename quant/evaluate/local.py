@@ -1,4 +1,4 @@
-"""A model directory, 16-bit or NVFP4 in any format that is read here, run by transformers on the CPU in float32."""
+"""A model directory, 16-bit or NVFP4 in any format read here, run by transformers on the CPU in float32."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class LocalModel:
     tokenizer: Any
 
     def log_probabilities(self, window: torch.Tensor) -> torch.Tensor:
-        """float32 [T, V]: of each next token after each of `window` (int64 [T])."""
+        """float32 [T, V]: log-probabilities of every possible next token, after each token of `window` (int64 [T])."""
         with torch.no_grad():
             logits: torch.Tensor = self.model(window[None]).logits[0]
         return logits.float().log_softmax(-1)
@@ -37,7 +37,7 @@ class LocalModel:
     def score(self, prompt: str, continuation: str) -> float:
         """The total log-probability, in nats, of the tokens that `continuation` adds to `prompt`.
 
-        Where both together are tokenized otherwise than the prompt alone, from the first token that differs.
+        If the prompt is tokenized differently when both are joined, counting begins at the first different token.
         """
         before, whole = self.encode(prompt), self.encode(prompt + continuation)
         shared = 0
@@ -57,14 +57,14 @@ class LocalModel:
                 max_new_tokens=tokens,
                 do_sample=False,
                 num_beams=1,
-                pad_token_id=0,  # one prompt needs no padding, but transformers warns without a choice
+                pad_token_id=0,  # one prompt needs no padding, but transformers warns if this is not set
             )
         text: str = self.tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True)
         return text
 
 
 def load_local(directory: Path, *, quantize_activations: bool = False) -> LocalModel:
-    """Loads `directory`; NVFP4 weights are dequantized, exactly, one linear at a time.
+    """Loads `directory`. NVFP4 weights are dequantized exactly, one linear at a time.
 
     `quantize_activations` emulates W4A4 (see `emulate_w4a4`) on the quantized linears. Raises QuantError for a model
     that cannot be read, and for that option on one that is not quantized.
@@ -113,8 +113,8 @@ def dequantized(checkpoint: Checkpoint, scheme: Scheme) -> tuple[dict[str, torch
 def emulate_w4a4(group_size: int) -> Callable[[torch.nn.Module, tuple[torch.Tensor, ...]], tuple[torch.Tensor]]:
     """A forward pre-hook that rounds a linear's input as W4A4 engines do on Blackwell: to NVFP4, dynamically.
 
-    Each token's vector is cut into groups with an E4M3 scale of max / 6, under a global from the largest input of the
-    call. Volta has no 4-bit arithmetic and never does this (docs/architecture.md): for comparison only.
+    Each token's vector is cut into groups, each with an E4M3 scale of max / 6. The call's largest input sets the global
+    scale. For comparison only: Volta has no 4-bit arithmetic, and never does this (docs/architecture.md).
     """
 
     def hook(_module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor]:

@@ -1,11 +1,11 @@
-"""What long outputs show: 4-bit errors add up, and a model that drifts repeats itself or leaves its language.
+"""Measures of long outputs. 4-bit errors add up: a model that drifts repeats itself or leaves its language.
 
-Each prompt is continued greedily for a few hundred tokens, and the continuations are measured as text:
+Each prompt is continued greedily for a few hundred tokens. The continuations are measured as text:
 
-repetition share of the 4-grams (of words; of characters in Chinese) that occurred before in the same output loop
-share of the outputs that end in a loop: a piece of at most 60 characters, repeated to fill the last 180 wrong_script
-share of letters not in the prompt's script (Latin for English, Han for Chinese) broken share of characters that are
-U+FFFD or control codes: text that is no text
+    repetition    share of 4-grams (of words; of characters in Chinese) that occurred before in the same output
+    loop          share of outputs that end in a loop: at most 60 characters, repeated to fill the last 180
+    wrong_script  share of letters outside the prompt's script (Latin for English, Han for Chinese)
+    broken        share of characters that are U+FFFD or control codes
 """
 
 import unicodedata
@@ -16,13 +16,13 @@ from quant.progress import OnProgress, Progress, ignore_progress
 
 _GRAM = 4
 _LOOP_PIECE, _LOOP_SPAN = 60, 180
-# A prompt to its greedy continuation, at most so many tokens.
+# Maps a prompt to its greedy continuation of at most the given number of tokens.
 Generator = Callable[[str, int], str]
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """What to continue, and in which language: "en" or "zh"."""
+    """The text to continue, and its language: "en" or "zh"."""
 
     text: str
     language: str
@@ -121,7 +121,7 @@ def wrong_script(text: str, language: str) -> float:
 
 
 def broken(text: str) -> float:
-    """The share of replacement characters and control codes other than line breaks and tabs."""
+    """The share of replacement characters and of control codes. Line breaks and tabs do not count."""
     printable = text.translate(dict.fromkeys(map(ord, "\n\r\t"), " "))
     bad = [one for one in printable if one == "\N{REPLACEMENT CHARACTER}" or unicodedata.category(one) == "Cc"]
     return len(bad) / len(text) if text else 0.0

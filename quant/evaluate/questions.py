@@ -1,9 +1,9 @@
 """A question set: common sense, reasoning, code and mathematics, in English and Chinese (questions.json, our own).
 
-Each question is a prompt with a few continuations, one of them right. A model answers with the continuation whose
-tokens it finds the likeliest, by the mean log-probability of a byte, so that length does not decide. Accuracy moves
-in steps of one question; `confidence`, the mean probability of the right answer among the choices (a softmax over
-their total log-probabilities), also shows smaller shifts.
+Each question is a prompt with a few continuations, one of them right. A model's answer is the continuation with the
+highest mean log-probability per byte, so that length does not decide. Accuracy moves in steps of one question.
+`confidence` shows smaller shifts too: it is the mean probability of the right answer among the choices, by a softmax
+over their total log-probabilities.
 """
 
 import json
@@ -23,7 +23,7 @@ Scorer = Callable[[str, str], float]
 
 @dataclass(frozen=True)
 class Question:
-    """`choices` continue `prompt` as they stand; `answer` is the index of the right one."""
+    """`choices` continue `prompt` literally. `answer` is the index of the right one."""
 
     id: str
     category: str
@@ -54,7 +54,7 @@ def load_questions() -> tuple[Question, ...]:
 def ask(
     score: Scorer, questions: Sequence[Question], what: str, on_progress: OnProgress = ignore_progress
 ) -> QuestionsResult:
-    """Puts `questions` to a model through `score`; several are scored at once. `what` names the step in progress."""
+    """Asks a model `questions` through `score`, several at once. `what` names the step in progress."""
     done = 0
 
     def answer(question: Question) -> tuple[bool, float]:

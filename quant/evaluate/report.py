@@ -49,7 +49,7 @@ def as_html(report: EvalReport) -> str:
 
 
 def as_text(report: EvalReport) -> str:
-    """The main figures, a line each; the source's in parentheses."""
+    """The main figures, one per line, with the source's in parentheses."""
     lines = [report.model.name, *report.notes]
     if report.model.text is not None:
         lines.append(f"tokens measured: {report.model.text.tokens}")
@@ -65,7 +65,7 @@ def as_text(report: EvalReport) -> str:
 
 
 def bar_chart(title: str, bars: Mapping[str, Sequence[float | None]], series: Sequence[str], digits: int = 3) -> str:
-    """Horizontal bars from zero: a group for each key of `bars`, in it a bar for each of `series` (None: no bar)."""
+    """Horizontal bars from zero: one group per key of `bars`, and in it one bar per `series` (None: no bar)."""
     largest = max((value for values in bars.values() for value in values if value is not None), default=0.0) or 1.0
     colours = (_MODEL_COLOUR, _SOURCE_COLOUR)
     room = _WIDTH - _LABEL_WIDTH - 70
@@ -100,7 +100,7 @@ def _text_section(report: EvalReport) -> str:
         ("perplexity", "lower is better", "perplexity", ".3f"),
         ("bits a byte", "lower is better", "bits_per_byte", ".4f"),
         ("perplexity / source's", "1 is the source's", "perplexity_ratio", ".4f"),
-        ("KL divergence, nats a token", "0 is the source's", "kl", ".4f"),
+        ("KL divergence, nats per token", "0 is the source's", "kl", ".4f"),
         ("KL divergence, 99th percentile", "", "kl_99", ".3f"),
         ("same most likely token", "1 is the source's", "same_top", ".4f"),
     ]

@@ -1,4 +1,4 @@
-"""`voltserve eval`: all measures of one model, and of its 16-bit source beside it, in one report."""
+"""`voltserve eval`: all measures of a model, beside those of its 16-bit source, in one report."""
 
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -33,7 +33,7 @@ class EvalSettings:
 
 @dataclass(frozen=True)
 class ModelResult:
-    """What was measured of a model; None where not asked for or not possible (EvalReport.notes says which)."""
+    """A model's measures. None if not asked for or not possible (EvalReport.notes says which)."""
 
     name: str
     text: TextResult | None = None
@@ -43,7 +43,7 @@ class ModelResult:
 
 @dataclass(frozen=True)
 class EvalReport:
-    """`model`, and `source` where one was given. `settings` give the text's SHA-256; `notes` are for the reader."""
+    """`model`, and `source` if one was given. `settings` hold the text's SHA-256. `notes` are for the reader."""
 
     model: ModelResult
     source: ModelResult | None
@@ -69,7 +69,7 @@ def evaluate_directory(
     on_progress(Progress("loading models", 1, 1, "models"))
     result, source_result = ModelResult(model.name), ModelResult(reference.name) if reference else None
     if "text" in settings.parts:
-        # The source is measured too: against itself, for the same tokens.
+        # The source is measured too, against itself, on the same tokens.
         models = {"model": model} | ({"source": reference} if reference else {})
         measured = measure_text(
             models,
@@ -88,7 +88,7 @@ def evaluate_directory(
 
 
 def _refuse_calibration_text(directory: Path, text: Text) -> None:
-    """Raises QuantError when the model was calibrated on `text`, on which it would look better than it is."""
+    """Raises QuantError when the model was calibrated on `text`: it would look better there than it is."""
     if not (directory / quantize_config.FILE_NAME).exists():
         return
     if quantize_config.read(directory).calibration_sha256 == text.sha256:
@@ -133,7 +133,7 @@ def _answer_and_write(
 
 
 def _described(settings: EvalSettings, result: ModelResult) -> dict[str, object]:
-    """`tokens` are those measured: fewer than asked for where the text ends, more where a server's last window does."""
+    """`tokens` were measured. Fewer than asked for if the text ends; more if a server's last window ends later."""
     return {
         **{key: value for key, value in asdict(settings).items() if key not in {"text", "tokens"}},
         "tokens_asked": settings.tokens,

@@ -1,8 +1,8 @@
-"""A model behind a running OpenAI-compatible server, seen through /v1/completions.
+"""A model behind a running OpenAI-compatible server, measured through /v1/completions.
 
-vLLM echoes a prompt with the log-probability of each of its tokens (`echo`, `logprobs`); text perplexity and the
-questions are measured by that. Two things cannot be: the KL divergence, for which the server would have to return its
-whole distribution, and token-exact sliding windows, since windows are cut by characters here.
+vLLM echoes a prompt with the log-probability of each token (`echo`, `logprobs`). Text perplexity and the questions are
+measured with these. Two things cannot be measured: the KL divergence, which needs the server's whole distribution, and
+token-exact sliding windows, since windows are cut by characters here.
 """
 
 import math
@@ -16,7 +16,7 @@ from quant.evaluate.text import TextResult
 from quant.jsonfile import field as json_field
 from quant.progress import OnProgress, Progress, ignore_progress
 
-# About 512 tokens of English; each window starts anew.
+# About 512 tokens of English. Windows do not overlap.
 WINDOW_CHARACTERS = 2000
 _TIMEOUT = 300.0  # seconds for one answer: a busy CPU engine is slow
 _REMEDY = "Check the URL, the key (VOLTSERVE_API_KEY) and that the server is ready"
@@ -24,7 +24,7 @@ _REMEDY = "Check the URL, the key (VOLTSERVE_API_KEY) and that the server is rea
 
 @dataclass(frozen=True)
 class ServerModel:
-    """`url` without /v1; `name` is the served model's, asked of the server when empty; `key` an API key or empty."""
+    """`url` without /v1. `name`: the served model's; if empty, the server is asked. `key`: an API key, or empty."""
 
     url: str
     key: str = field(default="", repr=False)
@@ -44,9 +44,9 @@ class ServerModel:
         return json_field(self._complete(prompt=prompt, max_tokens=tokens), "text", str, self.url, _REMEDY)
 
     def score(self, prompt: str, continuation: str) -> float:
-        """The log-probability, in nats, that `continuation` adds to `prompt`: that of both less that of the prompt.
+        """The log-probability, in nats, that `continuation` adds to `prompt`: that of both, minus that of the prompt.
 
-        Not by the offsets of tokens in the text, which go wrong where a character is more than one token.
+        Tokens' offsets in the text are not used: they are wrong where a character is more than one token.
         """
         return sum(self._echo(prompt + continuation)) - sum(self._echo(prompt))
 
@@ -65,7 +65,7 @@ class ServerModel:
         return TextResult(count, math.exp(total / count), total / math.log(2) / len(text.content[:read].encode()))
 
     def _echo(self, text: str) -> list[float]:
-        """The log-probability of each token of `text` but the first, which nothing predicts."""
+        """The log-probability of each token of `text`, except the first, which nothing predicts."""
         found = self._complete(prompt=text, max_tokens=0, echo=True, logprobs=0).get("logprobs")
         if not isinstance(found, dict) or not isinstance(found.get("token_logprobs"), list):
             raise QuantError(f"{self.url}: expected echoed log-probabilities, got {found!r}", _REMEDY)

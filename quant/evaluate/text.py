@@ -1,11 +1,11 @@
 """Perplexity and KL divergence on a text, over sliding windows.
 
-Windows of `window` tokens advance by half of that; each scores only the half not scored before (the first all of it),
-so that every token but the first half-window's is predicted from at least half a window. With p the source's
-distribution and q the model's, after each token:
+Windows of `window` tokens advance by half a window. Each window scores the half that is new; the first scores all. So
+every token is predicted from at least half a window, except those of the first half-window. After each token, let p be
+the source's distribution and q the model's:
 
     perplexity = exp(mean of -ln q(next token of the text))
-    KL         = mean of sum_v p(v) ln(p(v) / q(v)),    in nats a token
+    KL         = mean of sum_v p(v) ln(p(v) / q(v)),    in nats per token
 """
 
 import math
@@ -64,11 +64,11 @@ def measure_text(
         start, stop, new = span
         piece, following = ids[start:stop], ids[new:stop]
         rows = slice(new - start - 1, stop - start - 1)
-        # Copied out of the whole window's scores, which may then be freed.
+        # Copied, so that the whole window's scores can be freed.
         source = None if reference is None else reference.log_probabilities(piece)[rows].clone()
         scores = {}
         for name, model in models.items():
-            # The source among the models is not run twice.
+            # If the source is among the models, it is not run twice.
             ours = source if source is not None and model is reference else model.log_probabilities(piece)[rows]
             scores[name] = _score(ours, following, source)
         done += 1
@@ -92,7 +92,7 @@ def sliding_windows(tokens: int, window: int) -> list[tuple[int, int, int]]:
 
 @dataclass(frozen=True)
 class _Scores:
-    """Of some tokens: float64 [T] each; the last three empty without a source."""
+    """Measures of some tokens, float64 [T] each. Without a source the last three are empty."""
 
     loss: torch.Tensor
     source_loss: torch.Tensor

@@ -1,22 +1,33 @@
 """AutoRound's own NVFP4 export (github.com/intel/auto-round), `packing_format: auto_round:llm_compressor`. Torch-free.
 
-The tensors are compressed-tensors'; the config is {quant_method, packing_format, bits, group_size, data_type, act_bits,
-extra_config: {module or pattern: {bits, ...}}, block_name_to_quantize}. `extra_config` lists exceptions inside the
-quantized blocks; nothing lists what lies outside of them, so the tensors decide what is quantized.
+The tensors are compressed-tensors'. The config is
+
+    {quant_method, packing_format, bits, group_size, data_type, act_bits,
+     extra_config: {module or pattern: {bits, ...}}, block_name_to_quantize}
+
+`extra_config` lists exceptions inside the quantized blocks. Nothing lists the modules outside them, so the tensors
+decide which modules are quantized.
 """
 
 from collections.abc import Mapping
 
+from quant.constants import GROUP_SIZES
 from quant.errors import QuantError
 from quant.formats import compressed_tensors
+from quant.formats.format import Format
 from quant.formats.scheme import Scheme
 from quant.jsonfile import field, optional, show
 
 QUANT_METHOD = "auto-round"
 PACKING = "auto_round:llm_compressor"
-# "nv_fp" and the names with a rounding or activation variant after it.
+# "nv_fp", or a longer name with a rounding or activation variant.
 _DATA_TYPE = "nv_fp"
 _REMEDY = "Export the model with AutoRound's NVFP4 scheme, or choose a compressed-tensors or ModelOpt NVFP4 model"
+
+
+def is_config(data: Mapping[str, object]) -> bool:
+    """Whether a `quantization_config` is in this format."""
+    return data.get("quant_method") == QUANT_METHOD
 
 
 def is_nvfp4(data: Mapping[str, object]) -> bool:
@@ -27,8 +38,8 @@ def is_nvfp4(data: Mapping[str, object]) -> bool:
 def read_config(data: Mapping[str, object], source: str) -> Scheme:
     """Reads a `quantization_config`; `source` names it in errors.
 
-    Raises QuantError for another packing or data type (E5M3 block scales and MXFP4 are named), and for layers with
-    other than 4 or 16 bits.
+    Raises QuantError for another packing or data type (it names E5M3 block scales and MXFP4), and for layers whose bits
+    are neither 4 nor 16.
     """
     packing = field(data, "packing_format", str, source, _REMEDY)
     data_type = field(data, "data_type", str, source, _REMEDY)
@@ -44,7 +55,7 @@ def read_config(data: Mapping[str, object], source: str) -> Scheme:
     if (bits := field(data, "bits", int, source, _REMEDY)) != 4:
         raise QuantError(f"{source}: bits: expected 4, got {bits}", _REMEDY)
     group_size = field(data, "group_size", int, source, _REMEDY)
-    if group_size not in compressed_tensors.GROUP_SIZES:
+    if group_size not in GROUP_SIZES:
         raise QuantError(f"{source}: group_size: expected 16 or 32, got {group_size}", _REMEDY)
     w4a4 = (optional(data, "act_bits", int, source, _REMEDY) or 16) < 16
     for name, settings in (optional(data, "extra_config", dict, source, _REMEDY) or {}).items():
@@ -52,3 +63,13 @@ def read_config(data: Mapping[str, object], source: str) -> Scheme:
         if layer_bits not in (4, 16, 32):
             raise QuantError(f"{source}: extra_config: {name}: expected 4 or 16 bits, got {show(layer_bits)}", _REMEDY)
     return Scheme(QUANT_METHOD, source, compressed_tensors.LAYOUT, group_size, None, w4a4=w4a4)
+
+
+FORMAT = Format(
+    name=QUANT_METHOD,
+    maker="AutoRound",
+    layout=compressed_tensors.LAYOUT,
+    is_config=is_config,
+    claims=is_nvfp4,
+    read=read_config,
+)

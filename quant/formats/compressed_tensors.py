@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from quant.constants import GROUP_SIZES
 from quant.errors import QuantError
+from quant.formats.format import Format, Written
 from quant.formats.scheme import LinearLayout, Scheme
 from quant.jsonfile import field, optional, show
 
@@ -20,10 +22,9 @@ if TYPE_CHECKING:
     from quant.tensor import NVFP4Tensor
 
 QUANT_METHOD = "compressed-tensors"
-FORMAT = "nvfp4-pack-quantized"
+PACKING = "nvfp4-pack-quantized"
 PACKED, SCALE, GLOBAL = "weight_packed", "weight_scale", "weight_global_scale"
 LAYOUT = LinearLayout(PACKED, SCALE, GLOBAL, "input_global_scale", divides=True)
-GROUP_SIZES = (16, 32)
 
 _REMEDY = "Check that the model is compressed-tensors NVFP4 and download it again"
 _UNSERVED = "The file is not damaged, but layers like these are not served: choose a version that is NVFP4 throughout"
@@ -34,19 +35,30 @@ _OTHER_CACHE = "Choose a version of the model with a 16-bit or FP8 key/value cac
 def write_config(
     group_size: int, ignore: tuple[str, ...], *, w4a4: bool = False, kv_cache: str = ""
 ) -> dict[str, object]:
-    """The `quantization_config` of a model. Group 32 is the same format with another `group_size`."""
+    """A model's `quantization_config`. Group size 32 is the same format with another `group_size`."""
     common = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": group_size, "symmetric": True}
     weights = {**common, "dynamic": False, "scale_dtype": "torch.float8_e4m3fn"}
     activations = {**common, "dynamic": "local", "scale_dtype": "torch.float8_e4m3fn"} if w4a4 else None
     group = {"targets": ["Linear"], "weights": weights, "input_activations": activations, "output_activations": None}
     return {
         "quant_method": QUANT_METHOD,
-        "format": FORMAT,
+        "format": PACKING,
         "quantization_status": "compressed",
         "config_groups": {"group_0": group},
         "ignore": list(ignore),
         "kv_cache_scheme": {"num_bits": 8, "type": "float", "dynamic": False} if kv_cache == "fp8" else None,
     }
+
+
+def write(scheme: Scheme, kept: tuple[str, ...]) -> Written:
+    """What describes a model in this format. A config that was exact keeps its `ignore`, patterns included."""
+    ignore = scheme.ignore if scheme.format == QUANT_METHOD and scheme.ignore else kept
+    return Written(write_config(scheme.group_size, ignore, w4a4=scheme.w4a4, kv_cache=scheme.kv_cache))
+
+
+def is_config(data: Mapping[str, object]) -> bool:
+    """Whether a `quantization_config` is in this format."""
+    return data.get("quant_method") == QUANT_METHOD
 
 
 def is_nvfp4(data: Mapping[str, object]) -> bool:
@@ -57,17 +69,17 @@ def is_nvfp4(data: Mapping[str, object]) -> bool:
         if isinstance(groups, dict)
         else []
     )
-    return {data.get("format"), *(name or data.get("format") for name in said)} == {FORMAT}
+    return {data.get("format"), *(name or data.get("format") for name in said)} == {PACKING}
 
 
 def read_config(data: Mapping[str, object], source: str) -> Scheme:
     """Reads a `quantization_config`; `source` names it in errors.
 
-    Accepts weight strategies `tensor_group` and `group`, and files without the keys that have defaults (`ignore`,
-    `scale_dtype`, `symmetric`, `dynamic`), as published. Raises QuantError for anything that is not NVFP4, naming the
-    group, or not the same in every group.
+    Accepts what published models have: the weight strategies `tensor_group` and `group`, and files without keys that
+    have defaults (`ignore`, `scale_dtype`, `symmetric`, `dynamic`). Raises QuantError, naming the group, for anything
+    that is not NVFP4, and for groups that differ.
     """
-    for key, expected in (("quant_method", QUANT_METHOD), ("format", FORMAT)):
+    for key, expected in (("quant_method", QUANT_METHOD), ("format", PACKING)):
         if (got := field(data, key, str, source, _REMEDY)) != expected:
             raise QuantError(f"{source}: {key}: expected {expected!r}, got {got!r}", _UNSERVED)
     ignore = optional(data, "ignore", list, source, _REMEDY) or []
@@ -89,29 +101,29 @@ def scheme(
 
 
 def layout(rows: int, columns: int, group_size: int) -> tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]:
-    """(suffix, dtype, shape) of the tensors that stand for a linear [rows, columns]."""
+    """(suffix, dtype, shape) of the tensors of a linear [rows, columns]."""
     from quant.safetensors_file import DTYPES
 
     return tuple((suffix, DTYPES[dtype], shape) for suffix, dtype, shape in LAYOUT.parts(rows, columns, group_size))
 
 
 def read_linear(tensors: Mapping[str, torch.Tensor], name: str, group_size: int) -> NVFP4Tensor:
-    """The linear `name` from its tensors, keyed by suffix; errors as quant/formats/linear.py says."""
+    """The linear `name` from its tensors, keyed by suffix. Raises as quant/formats/linear.py says."""
     from quant.formats import linear
 
     return linear.read_linear(LAYOUT, tensors, name, group_size)
 
 
 def write_linear(tensor: NVFP4Tensor, name: str) -> dict[str, torch.Tensor]:
-    """The tensors of the linear `name`, keyed by suffix; errors as quant/formats/linear.py says."""
+    """The tensors of the linear `name`, keyed by suffix. Raises as quant/formats/linear.py says."""
     from quant.formats import linear
 
     return linear.write_linear(LAYOUT, tensor, name)
 
 
 def read_kv_cache(data: Mapping[str, object], source: str) -> str:
-    """What `kv_cache_scheme` asks for: "fp8", "nvfp4" or nothing. Raises QuantError for anything else."""
-    if isinstance(said := data.get("kv_cache_scheme"), str):  # ModelOpt's word for one that no dict describes
+    """The cache that `kv_cache_scheme` asks for: "fp8", "nvfp4" or "". Raises QuantError for anything else."""
+    if isinstance(said := data.get("kv_cache_scheme"), str):  # ModelOpt names caches that no object describes
         if said.upper() not in ("FP8", "NVFP4"):
             problem = f"{source}: kv_cache_scheme: expected FP8, NVFP4 or null, got {said!r}"
             raise QuantError(problem, _OTHER_CACHE)
@@ -130,8 +142,8 @@ def read_kv_cache(data: Mapping[str, object], source: str) -> str:
 def _read_group(groups: Mapping[str, object], key: str, source: str) -> tuple[int, bool]:
     group = field(groups, key, dict, source, _REMEDY)
     source = f"{source}.{key}"
-    if (got := group.get("format")) not in (None, FORMAT):
-        raise QuantError(f"{source}.format: expected {FORMAT!r}, got {got!r}", _UNSERVED)
+    if (got := group.get("format")) not in (None, PACKING):
+        raise QuantError(f"{source}.format: expected {PACKING!r}, got {got!r}", _UNSERVED)
     if (targets := field(group, "targets", list, source, _REMEDY)) != ["Linear"]:
         raise QuantError(
             f'{source}.targets: expected ["Linear"], got {show(targets)}',
@@ -153,3 +165,15 @@ def _read_group(groups: Mapping[str, object], key: str, source: str) -> tuple[in
             expected = " or ".join(map(show, values))
             raise QuantError(f"{source}.weights.{name}: expected {expected}, got {show(value)}", _UNSERVED)
     return field(weights, "group_size", int, source, _REMEDY), group.get("input_activations") is not None
+
+
+FORMAT = Format(
+    name=QUANT_METHOD,
+    maker="compressed-tensors",
+    layout=LAYOUT,
+    is_config=is_config,
+    claims=is_nvfp4,
+    read=read_config,
+    ignore_is_exact=True,
+    write=write,
+)

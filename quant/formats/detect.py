@@ -1,54 +1,25 @@
-"""Which format a checkpoint is in: a table of those that are read, and of those only recognised. Torch-free."""
+"""Which format a checkpoint is in, by what its files say. Torch-free."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
+from quant.constants import CONFIG
 from quant.errors import QuantError
-from quant.formats import auto_round, compressed_tensors, modelopt, quantize_config
+from quant.formats import registry
 from quant.formats.others import OTHERS
 from quant.formats.scheme import Scheme
 from quant.jsonfile import optional, read_object
 
-CONFIG = "config.json"
+# The keys of config.json under which a format's config stands: today's, and an older name for it.
+CONFIG_KEYS = ("quantization_config", "compression_config")
 _REMEDY = "Restore the model's files from its source"
 
 
-@dataclass(frozen=True)
-class Format:
-    """A format of `quantization_config`.
-
-    is_config: whether a config is in this format. is_nvfp4: whether one that is means NVFP4, or a variant near enough
-    that our reason for refusing it is the best answer. read: what it says, or QuantError.
-    """
-
-    name: str
-    is_config: Callable[[Mapping[str, object]], bool]
-    is_nvfp4: Callable[[Mapping[str, object]], bool]
-    read: Callable[[Mapping[str, object], str], Scheme]
-
-
-FORMATS = (
-    Format(
-        compressed_tensors.QUANT_METHOD,
-        lambda data: data.get("quant_method") == compressed_tensors.QUANT_METHOD,
-        compressed_tensors.is_nvfp4,
-        compressed_tensors.read_config,
-    ),
-    Format(
-        auto_round.QUANT_METHOD,
-        lambda data: data.get("quant_method") == auto_round.QUANT_METHOD,
-        auto_round.is_nvfp4,
-        auto_round.read_config,
-    ),
-    Format("modelopt", modelopt.is_config, modelopt.is_nvfp4, modelopt.read_config),
-)
-
-
 def detect(directory: Path) -> Scheme | None:
-    """What the configs in `directory` say of its quantization; None when they declare none (a 16-bit model).
+    """The quantization that the configs in `directory` declare. None if they declare none (a 16-bit model).
 
     Raises QuantError, with the reason and remedy, for a format that is not read here, a config that is malformed, and
     configs that contradict each other.
@@ -64,44 +35,49 @@ def detect_config(directory: Path, config: Mapping[str, object]) -> Scheme | Non
     schemes = []
     if (data := quantization_config(config, directory / CONFIG)) is not None:
         schemes.append(read_scheme(data, f"{directory / CONFIG}: quantization_config"))
-    if (path := directory / modelopt.FILE_NAME).exists():
-        schemes.append(modelopt.read_config(read_object(path, _REMEDY), str(path)))
-    if (path := directory / quantize_config.FILE_NAME).exists():
-        block_size = quantize_config.read(directory).block_size
-        layout = schemes[0].layout if schemes else compressed_tensors.LAYOUT
-        schemes.append(Scheme(quantize_config.FORMAT, str(path), layout, block_size, None))
+    for known, name in registry.own_files():
+        path = directory / name
+        if not path.exists():
+            continue
+        if known.read_file is not None:
+            schemes.append(known.read_file(path, schemes[0] if schemes else None))
+        elif known.read is not None:
+            schemes.append(known.read(read_object(path, _REMEDY), str(path)))
     return _merged(schemes) if schemes else None
 
 
 def quantization_config(config: Mapping[str, object], path: Path) -> Mapping[str, object] | None:
-    """The `quantization_config` of a config.json, of its text model where only that has one (or an older name)."""
+    """The `quantization_config` of a config.json, or of its text model if only that has one. Older names count."""
     text = optional(config, "text_config", dict, str(path), _REMEDY) or {}
     for holder in (config, text):
-        for key in ("quantization_config", "compression_config"):
+        for key in CONFIG_KEYS:
             if (data := optional(holder, key, dict, str(path), _REMEDY)) is not None:
                 return data
     return None
 
 
 def declared(directory: Path, config: Mapping[str, object]) -> Mapping[str, object] | None:
-    """What a model's files say of its quantization: config.json, or hf_quant_config.json where only that does."""
+    """The quantization that a model's files declare: in config.json, otherwise in a format's own file."""
     data = quantization_config(config, directory / CONFIG)
-    path = directory / modelopt.FILE_NAME
-    return read_object(path, _REMEDY) if data is None and path.exists() else data
+    if data is not None:
+        return data
+    paths = (directory / name for known, name in registry.own_files() if known.read is not None)
+    return next((read_object(path, _REMEDY) for path in paths if path.exists()), None)
 
 
 def is_nvfp4(data: Mapping[str, object]) -> bool:
-    """Whether a `quantization_config` is for `read_scheme`, be it to read or to refuse it; others are none of ours."""
-    return any(known.is_config(data) and known.is_nvfp4(data) for known in FORMATS)
+    """Whether a `quantization_config` is for `read_scheme`, be it to read or to refuse it. Others are not ours."""
+    return any(known.is_config(data) and known.claims(data) for known in registry.FORMATS)
 
 
 def read_scheme(data: Mapping[str, object], source: str) -> Scheme:
-    """What one `quantization_config` says. Raises QuantError for a format that is not read here."""
-    for known in FORMATS:
-        if known.is_config(data):
+    """The scheme that one `quantization_config` describes. Raises QuantError for a format that is not read here."""
+    formats = registry.in_config_json()
+    for known in formats:
+        if known.read is not None and known.is_config(data):
             return known.read(data, source)
     method = str(data.get("quant_method"))
-    expected = f"expected one of {', '.join(known.name for known in FORMATS)}"
+    expected = f"expected one of {', '.join(known.name for known in formats)}"
     other = OTHERS.get(method)
     if other is not None and other.volta:
         raise QuantError(

@@ -1,19 +1,24 @@
 """NVFP4 in GGUF (github.com/ggml-org/ggml, `block_nvfp4`, tensor type 40), read.
 
-A row of K elements is K/64 blocks of 36 bytes: four UE4M3 scales, one for each 16 elements, then 4 x 8 bytes of codes.
-In a sub-block, byte j holds element j in its low nibble and element j + 8 in its high one: halves side by side, not
-pairs. ggml decodes codes with a table of doubled values and halves the scale, which is e2m1 x e4m3 as everywhere else;
-UE4M3 has no sign, and ggml takes 0x7F, NaN elsewhere, as 0. The global multiplier of `NAME.weight` is the float32
-tensor `NAME.scale`, 1 where there is none.
+A row of K elements is K/64 blocks of 36 bytes:
+
+    4 bytes      UE4M3 scales, one per 16 elements
+    4 x 8 bytes  codes of 16 elements each: byte j holds element j in its low nibble, element j + 8 in its high nibble
+
+ggml decodes codes with a table of doubled values, and halves the scale. The product is e2m1 * e4m3, as everywhere else.
+UE4M3 has no sign. 0x7F is NaN elsewhere; ggml reads it as 0. The global multiplier of `NAME.weight` is the float32
+tensor `NAME.scale`, or 1 without one.
 """
 
 import torch
 
+from quant import e4m3
+from quant.constants import DEFAULT_GROUP_SIZE
 from quant.errors import QuantError
 from quant.tensor import NVFP4Tensor
 
 TENSOR_TYPE = 40
-BLOCK, BLOCK_BYTES, GROUP_SIZE = 64, 36, 16
+BLOCK, BLOCK_BYTES, GROUP_SIZE = 64, 36, DEFAULT_GROUP_SIZE
 _SCALES = BLOCK // GROUP_SIZE
 _REMEDY = "Download the GGUF file again, or convert the model to it again"
 
@@ -21,8 +26,7 @@ _REMEDY = "Download the GGUF file again, or convert the model to it again"
 def read_matrix(data: torch.Tensor, columns: int, multiplier: float, name: str) -> NVFP4Tensor:
     """The matrix [N, columns] from its bytes, uint8 [N, columns / 64 * 36].
 
-    Raises QuantError naming the tensor for a shape that does not fit, a scale with a sign and a multiplier that is not
-    a positive number.
+    Raises QuantError, naming the tensor, for a wrong shape, a scale with a sign, and a multiplier that is not positive.
     """
     if (
         data.dtype != torch.uint8
@@ -42,7 +46,7 @@ def read_matrix(data: torch.Tensor, columns: int, multiplier: float, name: str) 
         raise QuantError(
             f"{name}: expected scales without a sign, got 0x{int(scales[tuple(index)]):02X} at {index}", _REMEDY
         )
-    scales = torch.where(scales == 0x7F, 0, scales)
+    scales = torch.where(scales == e4m3.NAN, 0, scales)
     halves = blocks[..., _SCALES:].reshape(rows, columns // GROUP_SIZE, GROUP_SIZE // 2)
     codes = torch.cat((halves & 0xF, halves >> 4), dim=-1).view(rows, columns)
     packed = codes[:, 0::2] | codes[:, 1::2] << 4

@@ -1,21 +1,21 @@
-"""A linear's tensors, in any layout, to the one internal tensor and back."""
+"""Reads a linear's tensors, in any layout, into the one internal tensor, and writes them from it."""
 
 from collections.abc import Mapping
 
 import torch
 
+from quant import e4m3
 from quant.errors import QuantError
 from quant.formats.scheme import LinearLayout
 from quant.tensor import NVFP4Tensor
 
 _REMEDY = "Check the model with `voltserve verify` and download what is damaged again"
-_E4M3_NAN = 0x7F
 
 
 def read_linear(layout: LinearLayout, tensors: Mapping[str, torch.Tensor], name: str, group_size: int) -> NVFP4Tensor:
-    """The linear `name` from its tensors, keyed by the layout's suffixes (others are left alone).
+    """The linear `name` from its tensors, keyed by suffix. Tensors outside the layout are ignored.
 
-    An all-zero weight may carry any global, even NaN. Raises QuantError naming the tensor, expected and got.
+    An all-zero weight may have any global scale, even NaN. Raises QuantError naming the tensor, expected and got.
     """
     for suffix in (layout.codes, layout.scales, layout.global_scale):
         if suffix not in tensors:
@@ -35,16 +35,16 @@ def read_linear(layout: LinearLayout, tensors: Mapping[str, torch.Tensor], name:
     except ValueError as error:
         where = f"codes are {layout.codes}, block_scales are {layout.scales}"
         raise QuantError(f"{name}: {error} ({where})", _REMEDY) from None
-    nan = scales.view(torch.uint8) & _E4M3_NAN == _E4M3_NAN
+    nan = scales.view(torch.uint8) & e4m3.NAN == e4m3.NAN
     if nan.any():
         raise QuantError(f"{name}.{layout.scales}{nan.nonzero()[0].tolist()}: expected a number, got NaN", _REMEDY)
     return tensor
 
 
 def write_linear(layout: LinearLayout, tensor: NVFP4Tensor, name: str) -> dict[str, torch.Tensor]:
-    """The tensors of the linear `name`, keyed by suffix; `read_linear` gives back the very same values.
+    """The tensors of the linear `name`, keyed by suffix. `read_linear` reads the same values from them.
 
-    Raises ValueError when the rows carry different factors, or one that the layout cannot hold without rounding.
+    Raises ValueError if the rows have different factors, or a factor that the layout cannot hold without rounding.
     """
     factor = tensor.row_factor[:1]
     if not torch.equal(tensor.row_factor, factor.expand_as(tensor.row_factor)):
@@ -56,10 +56,10 @@ def write_linear(layout: LinearLayout, tensor: NVFP4Tensor, name: str) -> dict[s
 
 
 def exact_reciprocal(number: torch.Tensor) -> torch.Tensor | None:
-    """The float32 whose own float32 reciprocal is `number` (float32 [1], positive), or None where there is none.
+    """The float32 whose float32 reciprocal is `number` (float32 [1], positive). None if there is none.
 
-    Division rounds, so it may be a neighbour of 1 / number. Just below a power of two, where reciprocals lie twice as
-    far apart as numbers, half of the numbers have none.
+    Division rounds, so it may be a neighbour of 1 / number. Just below a power of two, reciprocals are twice as far
+    apart as numbers. Half of the numbers there have none.
     """
     nearest = 1 / number
     for candidate in (nearest, nearest.nextafter(torch.zeros_like(nearest)), nearest.nextafter(2 * nearest)):

@@ -1,48 +1,54 @@
-"""NVIDIA ModelOpt's NVFP4 (github.com/NVIDIA/Model-Optimizer), as its Hugging Face export writes it. Torch-free.
+"""NVIDIA ModelOpt's NVFP4 (github.com/NVIDIA/Model-Optimizer), as written by its Hugging Face export. Torch-free.
 
 Per linear [N, K]: `weight` uint8 [N, K/2] with the even column in the low nibble, `weight_scale` float8_e4m3fn
 [N, K/g], `weight_scale_2` float32 scalar, a **multiplier**: w = e2m1 * scale * scale_2. W4A4 models add `input_scale`.
-NVFP4_AWQ models may add `pre_quant_scale` [K], by which a layer's input is multiplied: y = W (x * pre_quant_scale).
+NVFP4_AWQ models may add `pre_quant_scale` [K], a factor on the layer's input: y = W (x * pre_quant_scale).
 
-The config stands in hf_quant_config.json, {producer, quantization: {quant_algo, group_size, exclude_modules, ...}}, or
-flat in config.json's quantization_config, {quant_algo, ignore, ...}, or in both.
+The config is in one of two places, or in both:
+
+    hf_quant_config.json                   {producer, quantization: {quant_algo, group_size, exclude_modules, ...}}
+    config.json's quantization_config      {quant_algo, ignore, ...}
 """
 
 from collections.abc import Mapping
 
+from quant.constants import DEFAULT_GROUP_SIZE, GROUP_SIZES
 from quant.errors import QuantError
-from quant.formats.compressed_tensors import GROUP_SIZES, read_kv_cache
+from quant.formats.compressed_tensors import read_kv_cache
+from quant.formats.format import Format, Written
 from quant.formats.scheme import LinearLayout, Scheme, wildcard_pattern
 from quant.jsonfile import field, optional, show
 
+# Values of `quant_method`; the first is the format's name.
 QUANT_METHODS = ("modelopt", "modelopt_fp4")
+NAME = QUANT_METHODS[0]
 FILE_NAME = "hf_quant_config.json"
 LAYOUT = LinearLayout("weight", "weight_scale", "weight_scale_2", "input_scale", divides=False)
 PRE_QUANT_SCALE = "pre_quant_scale"
 
-# quant_algo: whether the activations are quantized too.
+# Each quant_algo, and whether it quantizes activations too.
 _ALGORITHMS = {"NVFP4": True, "W4A16_NVFP4": False, "NVFP4_AWQ": True}
 _REMEDY = "Choose an NVFP4 or W4A16_NVFP4 export of the model"
 _LISTED = 8  # layers that a refusal spells out
 
 
 def is_config(data: Mapping[str, object]) -> bool:
-    """Whether `data` is ModelOpt's: by its method or producer, or by a quant_algo where neither is said."""
+    """Whether `data` is ModelOpt's: by its method or producer, or by a quant_algo where both are missing."""
     producer = data.get("producer")
-    named = isinstance(producer, dict) and producer.get("name") == "modelopt"
+    named = isinstance(producer, dict) and producer.get("name") == NAME
     return (
         named or data.get("quant_method") in QUANT_METHODS or (not data.get("quant_method") and _body(data) is not None)
     )
 
 
 def is_nvfp4(data: Mapping[str, object]) -> bool:
-    """Whether the algorithm is NVFP4 in some way, or a mixture, which is to be read or refused layer by layer."""
+    """Whether the algorithm is a kind of NVFP4, or a mixture, which is read or refused layer by layer."""
     algorithm = str((_body(data) or {}).get("quant_algo")).upper()
     return "NVFP4" in algorithm or algorithm == "MIXED_PRECISION"
 
 
 def read_config(data: Mapping[str, object], source: str) -> Scheme:
-    """Reads either form; `source` names it in errors. A missing `exclude_modules` leaves it to the tensors.
+    """Reads either form; `source` names it in errors. If `exclude_modules` is missing, the tensors decide.
 
     Raises QuantError for another algorithm than NVFP4, W4A16_NVFP4 and NVFP4_AWQ, and for MIXED_PRECISION with any
     layer that is not NVFP4, listing those layers.
@@ -63,7 +69,7 @@ def read_config(data: Mapping[str, object], source: str) -> Scheme:
     if not all(isinstance(wildcard, str) for wildcard in wildcards or ()):
         raise QuantError(f"{source}: exclude_modules: expected names, got {show(wildcards)}", _REMEDY)
     return Scheme(
-        "modelopt",
+        NAME,
         source,
         LAYOUT,
         group_size,
@@ -74,15 +80,20 @@ def read_config(data: Mapping[str, object], source: str) -> Scheme:
     )
 
 
+def write(scheme: Scheme, kept: tuple[str, ...]) -> Written:
+    """What describes a model in this format: config.json and hf_quant_config.json say the same."""
+    return Written(write_config(scheme, kept), {FILE_NAME: write_file(scheme, kept)})
+
+
 def write_file(scheme: Scheme, exclude: tuple[str, ...]) -> dict[str, object]:
-    """The contents of hf_quant_config.json for a model quantized as `scheme` says, but for the modules `exclude`."""
+    """The contents of hf_quant_config.json. The model is quantized as `scheme` says, without the modules `exclude`."""
     quantization = {
         "quant_algo": _algorithm(scheme),
         "kv_cache_quant_algo": scheme.kv_cache.upper() or None,
         "group_size": scheme.group_size,
         "exclude_modules": list(exclude),
     }
-    return {"producer": {"name": "modelopt", "version": "0.33.0"}, "quantization": quantization}
+    return {"producer": {"name": NAME, "version": "0.33.0"}, "quantization": quantization}
 
 
 def write_config(scheme: Scheme, exclude: tuple[str, ...]) -> dict[str, object]:
@@ -92,7 +103,7 @@ def write_config(scheme: Scheme, exclude: tuple[str, ...]) -> dict[str, object]:
     if scheme.w4a4:
         group["input_activations"] = weights
     config: dict[str, object] = {
-        "quant_method": "modelopt",
+        "quant_method": NAME,
         "quant_algo": _algorithm(scheme),
         "config_groups": {"group_0": group},
         "ignore": list(exclude),
@@ -109,7 +120,7 @@ def _algorithm(scheme: Scheme) -> str:
 
 
 def _body(data: Mapping[str, object]) -> Mapping[str, object] | None:
-    """The part that says `quant_algo`, nested or flat."""
+    """The object that holds `quant_algo`, nested or flat."""
     nested = data.get("quantization")
     for body in (nested, data):
         if isinstance(body, dict) and "quant_algo" in body:
@@ -118,7 +129,7 @@ def _body(data: Mapping[str, object]) -> Mapping[str, object] | None:
 
 
 def _read_mixed(body: Mapping[str, object], source: str) -> str:
-    """The one algorithm of all layers, where there is one that we serve."""
+    """The algorithm of all layers, if all have one that we serve."""
     layers = field(body, "quantized_layers", dict, source, _REMEDY)
     algorithms = {
         name: str(layer.get("quant_algo")).upper() if isinstance(layer, dict) else show(layer)
@@ -137,13 +148,13 @@ def _read_mixed(body: Mapping[str, object], source: str) -> str:
 
 
 def _group_size_of_groups(body: Mapping[str, object]) -> int:
-    """The block size that config_groups say, where exports mirror compressed-tensors' keys; 16 where nothing does."""
+    """The group size in config_groups, as exports with compressed-tensors' keys have it; otherwise NVFP4's own."""
     groups = body.get("config_groups")
     for group in groups.values() if isinstance(groups, dict) else ():
         weights = group.get("weights") if isinstance(group, dict) else None
         if isinstance(weights, dict) and isinstance(size := weights.get("group_size"), int):
             return size
-    return 16
+    return DEFAULT_GROUP_SIZE
 
 
 def _read_kv_cache(body: Mapping[str, object], source: str) -> str:
@@ -153,3 +164,19 @@ def _read_kv_cache(body: Mapping[str, object], source: str) -> str:
     if algorithm.upper() not in ("FP8", "NVFP4"):
         raise QuantError(f"{source}: kv_cache_quant_algo: expected FP8, NVFP4 or null, got {algorithm!r}", _REMEDY)
     return algorithm.lower()
+
+
+FORMAT = Format(
+    name=NAME,
+    maker="ModelOpt",
+    aliases=QUANT_METHODS[1:],
+    layout=LAYOUT,
+    runtime_tensors=(PRE_QUANT_SCALE,),
+    files=(FILE_NAME,),
+    is_config=is_config,
+    claims=is_nvfp4,
+    read=read_config,
+    write=write,
+    group_sizes=(DEFAULT_GROUP_SIZE,),
+    kv_caches=("", "fp8", "nvfp4"),
+)

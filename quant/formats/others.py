@@ -1,7 +1,8 @@
-"""Quantizations that are not ours: what they are, and what a V100 or a CPU makes of them with vLLM 0.19.1. Torch-free.
+"""Quantizations that are not ours, and whether vLLM 0.19.1 serves them on a V100 or a CPU. Torch-free.
 
-vLLM has compute capabilities that it demands of each, and kernels with and without code for 7.0. The table is what its
-sources and the machine code in its wheel say; none of it was run on a V100. Of a CPU it is what its sources say.
+vLLM demands a compute capability per quantization, and not all of its kernels have code for 7.0. For V100s the table
+follows vLLM's sources and the machine code in its wheel; nothing in it was run on a V100. For CPUs it follows the
+sources.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-# What an engine runs on: a CPU, V100s, or other GPUs, on which vLLM judges for itself.
+# What an engine runs on: a CPU, V100s, or other GPUs. On those vLLM decides itself.
 Device = Literal["cpu", "volta", "gpu"]
 ON = {"cpu": "a CPU", "volta": "a V100", "gpu": "these GPUs"}
 
@@ -23,7 +24,7 @@ _EXLLAMA = "vLLM's gptq_gemm (exllama kernels), whose machine code for 7.0 is in
 class Other:
     """A value of `quant_method` or `--quantization`.
 
-    what: for people. volta: what computes it on a V100, empty where nothing does; then `why` says what is in the way.
+    what: a description for people. volta: the kernels that compute it on a V100, or "". Then `why` names the obstacle.
     cpu: the same on a CPU.
     """
 
@@ -34,11 +35,11 @@ class Other:
     cpu: str = ""
 
     def computed_by(self, device: Device) -> str:
-        """What computes it there, empty where nothing does; on GPUs other than V100s that is vLLM's affair."""
+        """The kernels that compute it there, or "". On GPUs that are not V100s, vLLM decides."""
         return {"volta": self.volta, "cpu": self.cpu, "gpu": "vLLM's kernels"}[device]
 
     def obstacle(self, device: Device) -> str:
-        """What is in the way there."""
+        """Why nothing computes it there."""
         return self.why if device == "volta" else "vLLM's CPU engine has no kernels for it"
 
 
@@ -77,7 +78,7 @@ _AUTO_ROUND = {"auto_gptq": "gptq", "auto_awq": "awq"}
 
 
 def meets(data: Mapping[str, object] | None, asked: str | None) -> tuple[str, Other] | None:
-    """What a model that is not NVFP4 meets here: the method's name and its row; None where nothing is known of it.
+    """The method's name and its row, for a model that is not NVFP4. None if the method is unknown.
 
     `data`: config.json's quantization_config, if any. `asked`: the value of --quantization, which may name another
     kernel for the same weights, or quantize a 16-bit model while loading.

@@ -1,25 +1,29 @@
-"""`quantize_config.json`, which stands beside config.json and says what quasarnvfp4 weights are made of. Torch-free.
+"""`quantize_config.json`: how quasarnvfp4 weights were made. The file is beside config.json. Torch-free.
 
 {"quantization_format": "quasarnvfp4", "version": 1, "block_size": 16, "scale_policy": "mse"}
 
-`block_size` is the number of weights that share a block scale. `scale_policy` says how the scales were found; reading
-does not depend on it, so any name is accepted. `calibration_sha256`, where there is one, is the digest of the text
-that they were calibrated on, which nothing should be measured on. `calibration_windows` pieces of
-`calibration_window_tokens` tokens were drawn from it with `calibration_seed`. `source` names the 16-bit model, and
-`voltserve_version` what made this one of it: with them, it can be made again.
+`block_size` is the number of weights that share a block scale. `scale_policy` says how the scales were chosen. Reading
+does not depend on it, so any name is accepted.
+
+Optional keys allow the model to be made again. `source` names the 16-bit model, `voltserve_version` the program.
+`calibration_sha256` is the digest of the calibration text, which nothing should be measured on. `calibration_windows`
+pieces of `calibration_window_tokens` tokens were drawn from it with `calibration_seed`.
 """
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
+from quant.constants import GROUP_SIZES
 from quant.errors import QuantError
+from quant.formats import compressed_tensors
+from quant.formats.format import Format, Written
+from quant.formats.scheme import Scheme
 from quant.jsonfile import field, optional, read_object, refuse_unknown, write_object
 
 FILE_NAME = "quantize_config.json"
-FORMAT = "quasarnvfp4"
+NAME = "quasarnvfp4"
 VERSION = 1
-BLOCK_SIZES = (16, 32)
 # The policies our own quantizer knows (quant/methods/scales.py).
 ScalePolicy = Literal["maxabs", "mse", "fourosix", "quasar"]
 SCALE_POLICIES: tuple[ScalePolicy, ...] = get_args(ScalePolicy)
@@ -62,13 +66,13 @@ def read(directory: Path) -> QuantizeConfig:
         field(data, "scale_policy", str, str(path), _REMEDY),
         **{key: optional(data, key, kind, str(path), _REMEDY) for key, kind in _OPTIONAL.items()},  # type: ignore[arg-type]
     )
-    if name != FORMAT:
-        raise QuantError(f"{path}: quantization_format: expected {FORMAT!r}, got {name!r}", _REMEDY)
+    if name != NAME:
+        raise QuantError(f"{path}: quantization_format: expected {NAME!r}, got {name!r}", _REMEDY)
     if version != VERSION:
         raise QuantError(
             f"{path}: version: expected {VERSION}, got {version}", "Use the voltserve that wrote the model"
         )
-    if config.block_size not in BLOCK_SIZES:
+    if config.block_size not in GROUP_SIZES:
         raise QuantError(f"{path}: block_size: expected 16 or 32, got {config.block_size}", _REMEDY)
     if not config.scale_policy:
         raise QuantError(f"{path}: scale_policy: expected a name, got ''", _REMEDY)
@@ -77,5 +81,36 @@ def read(directory: Path) -> QuantizeConfig:
 
 def write(directory: Path, config: QuantizeConfig) -> None:
     """Writes `directory`/quantize_config.json."""
+    write_object(directory / FILE_NAME, as_json(config))
+
+
+def as_json(config: QuantizeConfig) -> dict[str, object]:
+    """The file's contents as a JSON object."""
     known = {key: value for key, value in asdict(config).items() if value is not None}
-    write_object(directory / FILE_NAME, {"quantization_format": FORMAT, "version": VERSION, **known})
+    return {"quantization_format": NAME, "version": VERSION, **known}
+
+
+def read_file(path: Path, before: Scheme | None) -> Scheme:
+    """What the file says of a model. Its tensors are named as config.json says (`before`), or as our quantizer does."""
+    layout = before.layout if before else compressed_tensors.LAYOUT
+    return Scheme(NAME, str(path), layout, read(path.parent).block_size, None)
+
+
+def write_converted(scheme: Scheme, kept: tuple[str, ...]) -> Written:
+    """What describes a model converted to this format: compressed-tensors' config, and this file beside it."""
+    record = QuantizeConfig(scheme.group_size, f"converted from {scheme.format}")
+    return Written(
+        compressed_tensors.write(scheme, kept).quantization_config,
+        {FILE_NAME: as_json(record)},
+    )
+
+
+# Never in config.json: the file stands beside another format's config, or alone.
+FORMAT = Format(
+    name=NAME,
+    maker="voltserve",
+    layout=compressed_tensors.LAYOUT,
+    files=(FILE_NAME,),
+    read_file=read_file,
+    write=write_converted,
+)

@@ -1,4 +1,4 @@
-"""What every format's config comes down to, and how its tensors are named. Torch-free."""
+"""The common content of every format's config, and the names of its tensors. Torch-free."""
 
 import re
 from dataclasses import dataclass, field
@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class LinearLayout:
-    """Which tensors stand for a linear [N, K]; their dtypes, shapes and nibble order are the same in all such formats.
+    """The names of the tensors that represent a linear [N, K]. Dtypes, shapes and nibble order are the same everywhere.
 
     codes: uint8 [N, K/2], the even column in the low nibble. scales: float8_e4m3fn [N, K/g].
-    global_scale: float32 scalar; the weight is code * scale / it where `divides`, code * scale * it otherwise.
+    global_scale: float32 scalar.
+    divides: the weight is code * scale / global_scale. Otherwise it is code * scale * global_scale.
     input_scale: float32 scalar of models that quantize activations too (W4A4), in the same direction.
     """
 
@@ -20,7 +21,7 @@ class LinearLayout:
     divides: bool
 
     def parts(self, rows: int, columns: int, group_size: int) -> tuple[tuple[str, str, tuple[int, ...]], ...]:
-        """(suffix, safetensors dtype, shape) of the tensors that stand for a linear [rows, columns]."""
+        """(suffix, safetensors dtype, shape) of the tensors of a linear [rows, columns]."""
         return (
             (self.codes, "U8", (rows, columns // 2)),
             (self.scales, "F8_E4M3", (rows, columns // group_size)),
@@ -30,14 +31,14 @@ class LinearLayout:
 
 @dataclass(frozen=True)
 class Scheme:
-    """How a checkpoint is quantized, whatever its format.
+    """How a checkpoint is quantized, independent of its format.
 
-    format: its name in quant/formats/detect.py. source: the file (and key) that says so.
-    ignore: module names, or patterns after "re:" (compressed-tensors' syntax), left in 16 bits; None when the config
-    does not say, so that the tensors decide.
-    w4a4: the model was made for 4-bit activations too; its weights are read the same.
-    kv_cache: what the config wants of the key/value cache: "fp8", "nvfp4" or nothing.
-    pre_quant_scale: linears may carry a `pre_quant_scale` [K] by which their input is multiplied (AWQ).
+    format: its name in quant/formats/registry.py. source: the file (and key) that says so.
+    ignore: modules in 16 bits: names, or patterns after "re:" (compressed-tensors' syntax). None: the config has no
+        such list, and the tensors decide.
+    w4a4: the model was made for 4-bit activations too. Its weights are read in the same way.
+    kv_cache: the key/value cache that the config asks for: "fp8", "nvfp4" or "".
+    pre_quant_scale: linears may have a `pre_quant_scale` [K], a factor on their input (AWQ).
     """
 
     format: str = field(compare=False)
@@ -51,10 +52,10 @@ class Scheme:
 
 
 def wildcard_pattern(wildcard: str) -> str:
-    """The "re:" pattern of a ModelOpt or AutoRound name, in which `*` and `?` stand for any text and any character.
+    """The "re:" pattern of a ModelOpt or AutoRound name. `*` means any text, `?` any character.
 
-    A name covers the modules below it too, and may start at any module boundary, since old exports leave out prefixes
-    such as `language_model.`; it never matches inside a name, so that `layers.1` is not `layers.10`.
+    A name covers the modules below it too. It may start at any module boundary, since old exports leave out prefixes
+    such as `language_model.`. It never ends inside a name: `layers.1` is not `layers.10`.
     """
     body = re.escape(wildcard).replace(r"\*", ".*").replace(r"\?", ".")
     return rf"re:(?:.*\.)?{body}(?:\..*)?$"

@@ -1,12 +1,15 @@
-"""Error compensation: columns are rounded one after another, and each one's error is made up for by those to come.
+"""Error compensation: columns are rounded one after another, and later columns absorb each one's error.
 
-After GPTQ (arXiv 2210.17323). With H = sum over calibration tokens of x x^T (K x K, x the layer's input), the output
-error of a row is (w - v) H (w - v)^T for stored values v. Rounding column k leaves w_k - v_k; the change of the later
-columns that cancels most of it is -(w_k - v_k) / U_kk * U[k, k+1:], where U is the upper Cholesky factor of H's
-inverse, and what then remains is (w_k - v_k)^2 / U_kk^2. Blocks are the format's own: a block's scales are chosen
-when its first column is due, from the weights as compensated until then, each column weighted with 1 / U_kk^2, its
-share in what remains. Blocks whose inputs are large come first, while there are most columns left to make up for
-them.
+After GPTQ (arXiv 2210.17323). H is the sum of x x^T over calibration tokens [K, K], x being the layer's input. For
+stored values v, the output error of a row w is (w - v) H (w - v)^T. Let U be the upper Cholesky factor of H's inverse.
+
+    rounding column k leaves           w_k - v_k
+    later columns absorb most of it:   w[k+1:] -= (w_k - v_k) / U_kk * U[k, k+1:]
+    the output error that remains:     (w_k - v_k)^2 / U_kk^2
+
+Blocks are those of the format. A block's scales are chosen when its first column is due, from the weights as
+compensated so far. Each column weighs 1 / U_kk^2, its share of the remaining error. Blocks with large inputs are
+rounded first, while most columns are left to absorb their errors.
 """
 
 import torch
@@ -14,15 +17,15 @@ import torch
 from quant import e2m1, e4m3
 from quant.methods.scales import ChooseScales, divide
 
-# Added to H's diagonal, as a part of its mean: keeps the inverse stable where columns were never or rarely in use.
+# Added to H's diagonal, as a fraction of its mean. Keeps the inverse stable where columns were rarely or never used.
 DAMPING = 0.01
 
 
 def compensation_factor(hessian: torch.Tensor, damping: float = DAMPING) -> torch.Tensor:
     """The upper triangular U, float32 [K, K], with U^T U = (H + damping * mean(diag H) * I)^-1 for H float32 [K, K].
 
-    A Hessian of zeros (a layer that calibration never reached) gives the identity: no compensation. Raises ValueError
-    for one that is not square, not finite or, even damped, not positive definite.
+    A Hessian of zeros (calibration never reached the layer) gives the identity: no compensation. Raises ValueError for
+    a Hessian that is not square, not finite or, even damped, not positive definite.
     """
     if hessian.dim() != 2 or hessian.shape[0] != hessian.shape[1] or not bool(hessian.isfinite().all()):
         raise ValueError(f"hessian: expected finite [K, K], got {list(hessian.shape)}")
@@ -33,7 +36,7 @@ def compensation_factor(hessian: torch.Tensor, damping: float = DAMPING) -> torc
     lower, failed = torch.linalg.cholesky_ex(hessian.double() / mean + damping * identity)
     if int(failed):
         raise ValueError("hessian: expected a positive semidefinite matrix, got one that no Cholesky factor exists of")
-    # Of H / mean: the missing constant cancels out of the compensation and weighs all columns alike.
+    # The factor is that of H / mean. The constant cancels out of the compensation, and weighs all columns alike.
     upper: torch.Tensor = torch.linalg.cholesky(torch.cholesky_inverse(lower), upper=True)
     return upper.float()
 
@@ -43,13 +46,13 @@ def quantize_compensated(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Codes (uint8 [N, K], unpacked) and scale codes (uint8 [N, K/g]) of `weight`, float32 [N, K] times the divisor.
 
-    `hessian` is float32 [K, K]; `choose` picks scales, given the columns' importance only if `weighted`.
+    `hessian` is float32 [K, K]. `choose` picks scales; it receives the columns' importance only if `weighted`.
     """
     rows, columns = weight.shape
     groups = hessian.diagonal().view(-1, group_size).sum(-1).argsort(descending=True, stable=True)
     order = (groups[:, None] * group_size + torch.arange(group_size, device=weight.device)).flatten()
     factor = compensation_factor(hessian[order][:, order])
-    # Columns are worked on one by one, so they are laid out as rows.
+    # Columns are rounded one by one, so they are laid out as rows.
     remaining = weight.t()[order]
     codes = torch.empty(columns, rows, dtype=torch.uint8, device=weight.device)
     scales = torch.empty(columns // group_size, rows, dtype=torch.uint8, device=weight.device)
@@ -67,7 +70,7 @@ def quantize_compensated(
 
 
 def _round_block(block: torch.Tensor, local: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """Rounds `block` (float32 [g, N]) in place, row by row (columns of the weight), each error passed to the next rows.
+    """Rounds `block` (float32 [g, N]) in place, row by row (columns of the weight); later rows absorb each error.
 
     local: U's part [g, g]; scale: float32 [N]. Returns the errors over U's diagonal, float32 [g, N].
     """

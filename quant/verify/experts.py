@@ -1,7 +1,7 @@
-"""Mixtures of experts: what config.json says of them, and whether a model's tensors are just that. Torch-free.
+"""Mixtures of experts: compares a model's tensors with config.json. Torch-free.
 
-Engines load the experts of a layer as one matrix each for gate and up, and for down: all of them must be there, of the
-sizes declared, and quantized all or none.
+Engines load a layer's experts as two matrices: one for gate and up, one for down. So all experts must be present, have
+the declared sizes, and be quantized all or none.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from quant.verify.layers import Modules
 
 # `model.layers.0.mlp.experts.17.gate_proj`: the layer's experts, the number, the projection.
 EXPERT = re.compile(r"(?P<layer>.*\.experts)\.(?P<number>\d+)\.(?P<leaf>\w+)$")
-# Checkpoints' names of gate, down and up; what N and K of each are, of (intermediate, hidden).
+# Checkpoints' names of gate, down and up. N and K of each, as indices into (intermediate, hidden).
 PROJECTIONS = (("gate_proj", "down_proj", "up_proj"), ("w1", "w2", "w3"))
 _DOWN = tuple(down for _, down, _ in PROJECTIONS)
 _AGAIN = "Download the model again; if its source is the same, the model is damaged or mislabelled"
@@ -23,7 +23,7 @@ _AGAIN = "Download the model again; if its source is the same, the model is dama
 
 @dataclass(frozen=True)
 class Experts:
-    """`count` experts a layer, of which each token takes `per_token`; their inner width is `intermediate`."""
+    """`count` experts per layer. Each token uses `per_token`. `intermediate` is their inner width."""
 
     count: int
     per_token: int
@@ -34,7 +34,7 @@ class Experts:
 
 
 def read_experts(sizes: Mapping[str, object]) -> Experts | None:
-    """What a config (of the text model) declares, under the names of Qwen, Mixtral and DeepSeek; None if nothing."""
+    """The experts that a text model's config declares, under Qwen's, Mixtral's or DeepSeek's names; or None."""
     count = _first(sizes, "num_experts", "num_local_experts", "n_routed_experts")
     per_token = _first(sizes, "num_experts_per_tok")
     intermediate = _first(sizes, "moe_intermediate_size", "intermediate_size")
@@ -49,7 +49,7 @@ class _Layer:
 
 
 def compare_experts(config: Mapping[str, object], modules: Modules) -> list[Finding]:
-    """Experts that are missing, of other sizes than declared, or quantized in part."""
+    """Finds experts that are missing, differ from the declared sizes, or are quantized in part."""
     text = config.get("text_config")
     sizes = text if isinstance(text, dict) else config
     declared = read_experts(sizes)

@@ -1,4 +1,4 @@
-"""The files of a model directory: shards against their index, headers against sizes, what a tokenizer needs."""
+"""Checks the files of a model directory: shards against the index, headers against sizes, a tokenizer's files."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from quant.constants import GENERATION_CONFIG, INDEX_NAME, TOKENIZER_CONFIG
 from quant.errors import QuantError
 from quant.jsonfile import field, read_object, show
 from quant.safetensors_header import (
-    INDEX_NAME,
     LFS_POINTER,
     Entry,
     Header,
@@ -23,17 +23,17 @@ from quant.verify.findings import Finding, error, from_exception, list_some, war
 _FETCH = "Download the missing files from the model's source"
 _AGAIN = "Download the model again; index and shards must be of the same version"
 
-# Any one of these makes a tokenizer.
+# Each of these suffices for a tokenizer.
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json", "vocab.txt", "spiece.model")
-# Weights in files that are not read: a pattern, and what to do about it.
+# Files of weights that are not read: a pattern, and the remedy.
 _OTHER_WEIGHTS = (
     ("*.gguf", "Make a model directory of it with `voltserve convert FILE.gguf DIR --format modelopt`"),
     ("*.bin", "Choose a version of the model in safetensors: pickled files may run code when they are read"),
     ("*.pt*", "Choose a version of the model in safetensors: pickled files may run code when they are read"),
 )
 _POINTER_LIMIT = 1024
-# What transformers reads beside config.json when it makes tokenizer and sampling defaults.
-_READ_AS_JSON = ("generation_config.json", "tokenizer_config.json", "special_tokens_map.json")
+# Files that transformers reads beside config.json, for the tokenizer and sampling defaults.
+_READ_AS_JSON = (GENERATION_CONFIG, TOKENIZER_CONFIG, "special_tokens_map.json")
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Tensor:
 
 
 def read_shards(directory: Path) -> tuple[dict[str, Header], list[Finding]]:
-    """The headers of all shards that can be read, by file name, and what is wrong with the set of shards."""
+    """The headers of all readable shards, by file name, and findings about the set of shards."""
     findings: list[Finding] = []
     present = {path.name for path in directory.glob("*.safetensors") if path.is_file()}
     weight_map = _read_index(directory, findings)
@@ -89,7 +89,7 @@ def tensors_of(headers: Mapping[str, Header]) -> dict[str, Tensor]:
 
 
 def check_tokenizer(directory: Path, config: Mapping[str, object]) -> list[Finding]:
-    """Findings about the files that turn text into tokens; `config`: the model's, for the size of its vocabulary."""
+    """Findings about the tokenizer's files. `config` is the model's, for the size of its vocabulary."""
     findings = []
     present = [name for name in TOKENIZERS if (directory / name).is_file()]
     if not present and not any(directory.glob("*.tiktoken")):
@@ -101,9 +101,9 @@ def check_tokenizer(directory: Path, config: Mapping[str, object]) -> list[Findi
         for name in present
         if not (directory / name).stat().st_size
     ]
-    if not (directory / "tokenizer_config.json").is_file():
+    if not (directory / TOKENIZER_CONFIG).is_file():
         got = "nothing: special tokens and the chat template may be missing"
-        findings.append(warning("tokenizer", "tokenizer_config.json", "", "a file", got, _FETCH))
+        findings.append(warning("tokenizer", TOKENIZER_CONFIG, "", "a file", got, _FETCH))
     path = directory / "tokenizer.json"
     if path.is_file() and path.stat().st_size and not _is_pointer(path):
         findings += _check_vocabulary(path, config)
@@ -111,7 +111,7 @@ def check_tokenizer(directory: Path, config: Mapping[str, object]) -> list[Findi
 
 
 def _check_vocabulary(path: Path, config: Mapping[str, object]) -> list[Finding]:
-    """Whether a tokenizer.json has tokens, and no more of them than the model has rows for."""
+    """Checks that a tokenizer.json has tokens, and no more than the model has rows."""
     try:
         data = read_object(path, _FETCH)
         vocabulary = field(data, "model", dict, str(path), _FETCH).get("vocab")
@@ -132,7 +132,7 @@ def _check_vocabulary(path: Path, config: Mapping[str, object]) -> list[Finding]
 
 
 def check_json_files(directory: Path) -> list[Finding]:
-    """Small files that are Git LFS pointers, and those that the engine reads as JSON and cannot."""
+    """Finds small files that are Git LFS pointers, and malformed JSON that the engine would read."""
     findings = []
     for path in sorted(directory.iterdir()):
         if not path.is_file() or path.suffix == ".safetensors":
@@ -168,7 +168,7 @@ def _read_header(path: Path, findings: list[Finding]) -> Header | None:
 
 
 def _read_index(directory: Path, findings: list[Finding]) -> dict[str, str] | None:
-    """The index's map from tensor to shard; None where there is no index or it cannot be read."""
+    """The index's map from tensor to shard. None if there is no readable index."""
     path = directory / INDEX_NAME
     if not path.exists():
         return None

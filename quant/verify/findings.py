@@ -1,4 +1,4 @@
-"""What verification finds."""
+"""Findings of a verification."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Literal
 from quant.errors import QuantError
 from quant.safetensors_header import HeaderError
 
-# error: the model must not be served. warning: it can be, and something is odd. info: worth knowing.
+# error: the model must not be served. warning: it can be served, but something is odd. info: worth knowing.
 Severity = Literal["error", "warning", "info"]
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing found. `file` and `tensor` are empty where it concerns the whole model; `check` names the kind."""
+    """One finding. `file` and `tensor` are empty if it concerns the whole model. `check` names its kind."""
 
     severity: Severity
     check: str

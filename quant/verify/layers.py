@@ -1,18 +1,18 @@
-"""The quantized linears that headers show, against what the config says. Nothing but headers is read here."""
+"""Compares the quantized linears in the headers with the config. Reads headers only."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from quant.formats import compressed_tensors, modelopt
+from quant.constants import DEFAULT_GROUP_SIZE, GROUP_SIZES
+from quant.formats import modelopt, registry
 from quant.formats.scheme import LinearLayout, Scheme
 from quant.selection import matching_pattern, siblings
 from quant.verify.files import Tensor
 from quant.verify.findings import Finding, error, info, list_some, warning
 from quant.verify.tensor_parallel import SPLIT_INPUTS, SPLIT_OUTPUTS
 
-LAYOUTS = (compressed_tensors.LAYOUT, modelopt.LAYOUT)
 KV_SCALES = ("k_scale", "v_scale")
 
 _AGAIN = "Download the model again; if its source is the same, the model is damaged or mislabelled"
@@ -23,9 +23,9 @@ _FLOATS = ("F16", "BF16", "F32")
 
 @dataclass
 class Modules:
-    """The model's modules by what their tensors are: quantized linears with (N, K), plain 2-D weights, and the rest.
+    """The model's modules by the kind of their tensors: quantized linears, 16-bit weights, and the rest.
 
-    nvfp4: module to (N, K, group size, layout). plain: module to shape. foreign: module to what it is instead.
+    nvfp4: module to (N, K, group size, layout). plain: module to shape. foreign: module to a description.
     kv_scales: tensor names of key/value cache scales. pre_quant_scales: module to K.
     """
 
@@ -37,7 +37,7 @@ class Modules:
 
 
 def sort_modules(tensors: Mapping[str, Tensor]) -> tuple[Modules, list[Finding]]:
-    """Sorts all tensors into modules, tensor by tensor, whatever the config says; with what does not fit together."""
+    """Sorts all tensors into modules, without regard to the config. Findings name tensors that do not fit together."""
     modules = Modules()
     findings: list[Finding] = []
     parts: dict[str, dict[str, Tensor]] = {}
@@ -46,15 +46,17 @@ def sort_modules(tensors: Mapping[str, Tensor]) -> tuple[Modules, list[Finding]]
         parts.setdefault(module, {})[suffix] = tensor
         if suffix in KV_SCALES:
             modules.kv_scales.append(name)
+    layouts = registry.layouts()
+    weights, scales = _weight_names(layouts), {layout.scales for layout in layouts}
     for module, own in parts.items():
-        layout = next((layout for layout in LAYOUTS if _has_codes(own, layout)), None)
+        layout = next((layout for layout in layouts if _has_codes(own, layout)), None)
         if layout is not None:
             findings += _sort_quantized(module, own, layout, modules)
-        elif "weight" in own or "weight_packed" in own or "qweight" in own:
-            _sort_plain(module, own, modules)
-        elif "weight_scale" in own:
-            got = "a weight_scale without its weight"
-            findings.append(error("missing-tensor", own["weight_scale"].shard, module, "a whole linear", got, _AGAIN))
+        elif weight := next((own[name] for name in weights if name in own), None):
+            _sort_plain(module, own, weight, modules)
+        elif alone := sorted(scales & own.keys()):
+            got = f"a {alone[0]} without its weight"
+            findings.append(error("missing-tensor", own[alone[0]].shard, module, "a whole linear", got, _AGAIN))
     return modules, findings
 
 
@@ -68,7 +70,7 @@ def _has_codes(own: Mapping[str, Tensor], layout: LinearLayout) -> bool:
 
 
 def _sort_quantized(module: str, own: Mapping[str, Tensor], layout: LinearLayout, modules: Modules) -> list[Finding]:
-    """Files the linear where its tensors fit together; the findings where they do not."""
+    """Adds the linear to `modules` if its tensors fit together. Otherwise returns findings."""
     missing = [suffix for suffix in (layout.codes, layout.scales, layout.global_scale) if suffix not in own]
     if missing:
         shard = next(iter(own.values())).shard
@@ -79,8 +81,8 @@ def _sort_quantized(module: str, own: Mapping[str, Tensor], layout: LinearLayout
     rows, columns = codes.shape[0], 2 * codes.shape[1]
     blocks = scales.shape[-1] if scales.shape else 0
     group_size = columns // blocks if blocks and columns % blocks == 0 else 0
-    if group_size not in compressed_tensors.GROUP_SIZES:
-        group_size = 16
+    if group_size not in GROUP_SIZES:
+        group_size = DEFAULT_GROUP_SIZE
     findings = []
     for suffix, dtype, shape in layout.parts(rows, columns, group_size):
         got = own[suffix].entry
@@ -103,8 +105,12 @@ def _sort_quantized(module: str, own: Mapping[str, Tensor], layout: LinearLayout
     return findings
 
 
-def _sort_plain(module: str, own: Mapping[str, Tensor], modules: Modules) -> None:
-    weight = own.get("weight") or own.get("weight_packed") or own["qweight"]
+def _weight_names(layouts: Iterable[LinearLayout]) -> tuple[str, ...]:
+    """Names under which a linear's weight is stored, in 16 bits, in a format of ours or as GPTQ and AWQ do."""
+    return tuple(dict.fromkeys(("weight", *(layout.codes for layout in layouts), "qweight")))
+
+
+def _sort_plain(module: str, own: Mapping[str, Tensor], weight: Tensor, modules: Modules) -> None:
     dtype = weight.entry.dtype
     if dtype in _FLOATS or dtype == "F64":
         modules.plain[module] = weight.entry.shape
@@ -117,7 +123,7 @@ def _sort_plain(module: str, own: Mapping[str, Tensor], modules: Modules) -> Non
 
 
 def compare_with_scheme(scheme: Scheme | None, modules: Modules, tensors: Mapping[str, Tensor]) -> list[Finding]:
-    """Where tensors and config disagree, and where the tensors are of another format than the config names."""
+    """Finds disagreements between tensors and config, and tensors of another format than the config names."""
     findings = []
     by_kind: dict[str, list[str]] = {}
     for module, kind in modules.foreign.items():
@@ -151,12 +157,11 @@ def compare_with_scheme(scheme: Scheme | None, modules: Modules, tensors: Mappin
             expected = f"16-bit weights, as {scheme.source} ignores {pattern!r}"
             findings.append(error("config", shard, module, expected, "NVFP4", _CONFIG))
     if scheme.ignore is not None:
-        # Engines believe compressed-tensors' config. For other formats the tensors decide
-        # (engine/layers/quantization.py).
-        judge = error if scheme.format == compressed_tensors.QUANT_METHOD else warning
+        # Engines rely on an exact list. Otherwise the tensors decide (engine/layers/quantization.py).
+        judge = error if registry.ignore_is_exact(scheme) else warning
         for module, shape in modules.plain.items():
             is_linear = len(shape) == 2 and module.rpartition(".")[2] in SPLIT_INPUTS + SPLIT_OUTPUTS
-            is_loaded = ".mtp." not in f".{module}"  # draft layers are not, without speculative decoding
+            is_loaded = ".mtp." not in f".{module}"  # draft layers are loaded for speculative decoding only
             if is_linear and is_loaded and not matching_pattern(module, scheme.ignore):
                 expected = f"NVFP4 weights, as {scheme.source} does not ignore it"
                 findings.append(
@@ -166,7 +171,7 @@ def compare_with_scheme(scheme: Scheme | None, modules: Modules, tensors: Mappin
 
 
 def compare_siblings(modules: Modules) -> list[Finding]:
-    """Layers that engines fuse: all quantized or none, alike in K and group size."""
+    """Checks layers that engines fuse: quantized all or none, with equal K and group size."""
     findings: list[Finding] = []
     for module in modules.nvfp4:
         members = [name for name in siblings(module) if name in modules.nvfp4 or name in modules.plain]
@@ -184,7 +189,7 @@ def compare_siblings(modules: Modules) -> list[Finding]:
 
 
 def compare_globals(modules: Modules, globals_: Mapping[str, float]) -> list[Finding]:
-    """Layers that engines fuse, whose global scales differ (info)."""
+    """Finds layers that engines fuse and whose global scales differ (info)."""
     fused = different = 0
     largest = 1.0
     first = ""
@@ -206,7 +211,7 @@ def compare_globals(modules: Modules, globals_: Mapping[str, float]) -> list[Fin
 
 
 def compare_with_config(config: Mapping[str, object], modules: Modules, tensors: Mapping[str, Tensor]) -> list[Finding]:
-    """Sizes that config.json declares against the tensors', and layers it declares that no tensor belongs to."""
+    """Compares config.json's sizes with the tensors', and finds declared layers without tensors."""
     text = config.get("text_config")
     sizes = text if isinstance(text, dict) else config
     findings = []
@@ -223,7 +228,7 @@ def compare_with_config(config: Mapping[str, object], modules: Modules, tensors:
         for module, shape in shapes.items():
             in_text_model = not any(tower in module for tower in ("visual", "vision", "audio"))
             if isinstance(declared, int) and in_text_model and f".{module}".endswith(f".{suffix}"):
-                # An embedding may be padded; anything else must fit.
+                # Only an embedding may be padded.
                 fits = shape[dimension] >= declared if key == "vocab_size" else shape[dimension] == declared
                 if not fits:
                     got = f"{'NK'[dimension]}={shape[dimension]} of {list(shape)}"
@@ -283,7 +288,7 @@ def _odd(scheme: Scheme, modules: Modules) -> list[Finding]:
 
 
 def _limited(findings: list[Finding], most: int = 20) -> list[Finding]:
-    """The first findings of each check, and one that counts the rest: a wrong config is wrong in every layer."""
+    """The first findings of each check, and one with the number of the rest. A wrong config is wrong in every layer."""
     kept = []
     counts: dict[str, int] = {}
     for finding in findings:
@@ -305,7 +310,8 @@ def _describe(entry: object) -> str:
 
 
 def _shard_of(module: str, tensors: Mapping[str, Tensor]) -> str:
-    for suffix in ("weight_packed", "weight", "qweight", "weight_scale"):
+    layouts = registry.layouts()
+    for suffix in (*_weight_names(layouts), *(layout.scales for layout in layouts)):
         if (tensor := tensors.get(f"{module}.{suffix}")) is not None:
             return tensor.shard
     return ""

@@ -1,4 +1,4 @@
-"""SHA256SUMS, in the form that `sha256sum --check` reads: a digest, two spaces, a file name, one file a line."""
+"""SHA256SUMS, in the form that `sha256sum --check` reads: a digest, two spaces, a file name; one file per line."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def read_manifest(directory: Path) -> dict[str, str]:
 
 
 def write_manifest(directory: Path, digests: Mapping[str, str]) -> None:
-    """Writes the manifest; it is whole or not there."""
+    """Writes the manifest, whole or not at all."""
     partial = directory / f".{FILE_NAME}.partial"
     partial.write_text("".join(f"{digests[name]}  {name}\n" for name in sorted(digests)), encoding="utf-8")
     partial.replace(directory / FILE_NAME)

@@ -1,4 +1,4 @@
-"""Verifying a model directory: everything that can be known to be wrong before a byte reaches a GPU. Torch-free."""
+"""Verifies a model directory: finds every fault that can be known before a byte reaches a GPU. Torch-free."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from quant.verify.manifest import FILE_NAME as MANIFEST
 from quant.verify.manifest import listable, read_manifest, write_manifest
 from quant.verify.servable import Target, examine
 from quant.verify.tensor_parallel import Obstacle
-from quant.verify.values import is_positive, judge_zeros, scan_files
+from quant.verify.values import check_zeros, is_positive, scan_files
 
-# headers: all that files' names, sizes and headers, configs and global scales show. full: every byte too.
+# headers: reads names, sizes, headers, configs and global scales. full: reads every byte.
 Depth = Literal["headers", "full"]
 
 V100S = Target("volta")
@@ -29,9 +29,9 @@ _AGAIN = "Download the file again"
 
 @dataclass(frozen=True)
 class Report:
-    """What verification found. `obstacles`: for each tensor-parallel size what stands in its way; nothing if it works.
+    """The result of a verification. `obstacles`: per tensor-parallel size; empty for a size that works.
 
-    `hashed`: how many files' digests were compared. `scheme` is None for 16-bit models and where it cannot be told.
+    `hashed`: the number of files whose digests were compared. `scheme` is None for 16-bit models, and if unknown.
     """
 
     directory: Path
@@ -75,11 +75,12 @@ def verify(
     manifest: Literal["check", "write"] = "check",
     on_progress: OnProgress = ignore_progress,
 ) -> Report:
-    """Verifies the model in `directory`, whatever state it is in: what is wrong is in the report.
+    """Verifies the model in `directory`, in whatever state. Its faults are in the report.
 
-    `target`: where it is to be served. `manifest` "check" compares SHA256SUMS, where it is there and the depth is full;
-    "write" writes it anew, unless something is wrong with the model. Raises QuantError when `directory` is none, and
-    ValueError for "write" without "full".
+    `target`: where it is to be served. `manifest`: "check" compares with SHA256SUMS, if the file exists and the depth
+    is full. "write" writes it again, unless the model has an error.
+
+    Raises QuantError if `directory` is not a directory, and ValueError for "write" without "full".
     """
     if manifest == "write" and depth != "full":
         raise ValueError("manifest: expected depth 'full' to write it, got 'headers'")
@@ -100,7 +101,7 @@ def verify(
         scan = scan_files(
             directory, names, headers, hashed=bool(digests) or manifest == "write", on_progress=on_progress
         )
-        findings += scan.findings + judge_zeros(modules, globals_, scan.all_zero, shards)
+        findings += scan.findings + check_zeros(modules, globals_, scan.all_zero, shards)
         findings += _compare_digests(directory, digests, scan.digests, headers)
         hashed = len(digests.keys() & scan.digests.keys())
         if manifest == "write" and not any(finding.severity == "error" for finding in findings):

@@ -1,7 +1,7 @@
 """Whether a model directory can be served here: the one answer of verify, plan, explain and serve. Torch-free.
 
-Names, sizes, configs and headers are read, and no weight. What forbids serving is a finding of severity error, the most
-telling first. quant/verify/unserved.py has what is read but not served.
+Reads names, sizes, configs and headers, and no weight. A finding of severity error forbids serving; the most
+informative is first. quant/verify/unserved.py has the rules for models that are readable but not served.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quant import architectures
+from quant.constants import CONFIG
 from quant.errors import QuantError
-from quant.formats.detect import CONFIG, declared, detect_config, is_nvfp4
+from quant.formats.detect import declared, detect_config, is_nvfp4
 from quant.formats.others import ON, Device, Other, meets
 from quant.formats.scheme import Scheme
 from quant.jsonfile import read_object
@@ -36,7 +37,7 @@ _MAKE_ONE = (
 
 @dataclass(frozen=True)
 class Target:
-    """Where a model is to be served, and what flags say of it.
+    """Where a model is to be served, and the flags that concern it.
 
     quantization: --quantization. own_code: --model-impl names other code than vLLM's models. tokenizer: --tokenizer,
     another directory. no_tokenizer: --skip-tokenizer-init. architectures: those of --hf-overrides.
@@ -52,9 +53,9 @@ class Target:
 
 @dataclass(frozen=True)
 class Examination:
-    """What a directory shows of itself without its weights.
+    """The contents of a directory, apart from its weights.
 
-    `scheme` is None for models that are not NVFP4; `other` is then what computes them here, where they are quantized.
+    `scheme` is None for models that are not NVFP4. If they are quantized, `other` is their method and its row.
     """
 
     directory: Path
@@ -70,7 +71,7 @@ class Examination:
 
     @property
     def refusals(self) -> tuple[Finding, ...]:
-        """What forbids serving; nothing where the directory can be served."""
+        """The findings that forbid serving. Empty if the directory can be served."""
         return tuple(finding for finding in self.findings if finding.severity == "error")
 
     @property
@@ -84,9 +85,9 @@ class Examination:
 
 
 def examine(directory: Path, target: Target) -> Examination:
-    """Examines a model directory in whatever state: what is wrong is in the findings.
+    """Examines a model directory in whatever state. Its faults are in the findings.
 
-    Raises QuantError where it is no directory.
+    Raises QuantError if it is not a directory.
     """
     if not directory.is_dir():
         got = "a file, which is not a directory" if directory.exists() else "nothing: it does not exist"
@@ -122,7 +123,7 @@ def examine(directory: Path, target: Target) -> Examination:
 def _read_config(
     directory: Path, target: Target, findings: list[Finding]
 ) -> tuple[Mapping[str, object], Scheme | None, tuple[str, Other] | None, bool]:
-    """config.json, what it says of quantization (ours, or another's), and whether that could be told."""
+    """config.json, its quantization (ours, or another), and whether the quantization is known."""
     config: Mapping[str, object] = {}
     try:
         config = read_object(directory / CONFIG, _DIRECTORY)

@@ -1,19 +1,21 @@
-"""Over how many GPUs a model's linears can be split (tensor parallelism)."""
+"""The numbers of GPUs over which a model's linears can be split (tensor parallelism)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from quant.constants import CONFIG
+
 SIZES = (1, 2, 4, 8)
 
-# Linears whose input features (K) are split over ranks; all others are split along their outputs (N), or not at all.
+# Linears whose input features (K) are split over ranks. All others are split along their outputs (N), or not at all.
 SPLIT_INPUTS = ("o_proj", "down_proj", "out_proj", "w2", "dense_4h_to_h", "c_proj", "linear_fc2", "fc2", "dense")
 SPLIT_OUTPUTS = (
     *("q_proj", "k_proj", "v_proj", "qkv_proj", "gate_proj", "up_proj", "gate_up_proj", "w1", "w3"),
     *("in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b", "in_proj_ba", "in_proj_qkvz", "q_b_proj", "kv_b_proj"),
 )
-# Key and value heads are copied where there are fewer of them than ranks.
+# Key and value heads are replicated if there are fewer heads than ranks.
 _KEY_VALUE = ("k_proj", "v_proj")
 
 
@@ -36,10 +38,10 @@ class Obstacle:
 def obstacles(
     linears: Mapping[str, tuple[int, int]], group_size: int, config: Mapping[str, object]
 ) -> dict[int, list[Obstacle]]:
-    """For each of SIZES what stands in its way, one obstacle for each kind of layer and length.
+    """The obstacles to each of SIZES, one per kind of layer and length.
 
-    `linears`: (N, K) of the quantized linears by module name. `config`: config.json, of which the head counts are used
-    (its text_config's where it has one).
+    `linears`: (N, K) of the quantized linears by module name. `config`: config.json, for its head counts (its
+    text_config's if it has one).
     """
     found: dict[int, list[Obstacle]] = {size: [] for size in SIZES}
     seen: set[tuple[str, int]] = set()
@@ -49,7 +51,7 @@ def obstacles(
     for name, count in heads.items():
         key_value = name == "num_key_value_heads"
         works = tuple(s for s in SIZES if count % s == 0 or (key_value and s % count == 0))
-        checks.append(("config.json", name, count, "is not divisible", works))
+        checks.append((CONFIG, name, count, "is not divisible", works))
     for module, (rows, columns) in linears.items():
         leaf = module.rpartition(".")[2]
         if leaf in SPLIT_INPUTS:

@@ -1,6 +1,6 @@
-"""What of a readable model the engine cannot serve: the rules, one each. Torch-free.
+"""Readable models that the engine cannot serve: one rule each. Torch-free.
 
-A row or a function here goes when the engine learns what it refuses.
+When the engine learns to serve a case, its row or function here is removed.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ CHECK = "unserved"
 
 _LOOKED_UP = "the engine looks its rows up, and keeps them in 16 bits"
 _ROUTER = "it decides which experts compute, and the engine keeps it in 16 bits"
-# Modules that the engine's layers load in 16 bits only, whatever a config says of them; patterns of whole names.
+# Modules that the engine's layers load in 16 bits only, whatever the config says. Patterns of whole names.
 IN_16_BITS: Mapping[str, str] = {
     r".*\blm_head": "the engine keeps the head in 16 bits",
     r".*\bembed_tokens(_per_layer)?|.*\b(wte|wpe|word_embeddings|embed_in)": _LOOKED_UP,
     r".*\.(gate|router|router\.proj|shared_expert_gate)": _ROUTER,
 }
 _PATTERNS = {re.compile(pattern): why for pattern, why in IN_16_BITS.items()}
-# Of ungated or otherwise activated experts, config.json says so under one of these names.
+# Keys of config.json that name the experts' activation.
 _ACTIVATIONS = ("mlp_hidden_act", "hidden_activation", "hidden_act")
 _SILU = ("silu", "swish", "swiglu")
 _OTHER = "Choose a version of the model in which they are 16-bit"
 
 
 def reason_for_16_bits(module: str) -> str | None:
-    """Why the engine would not load this module in 4 bits; None where it would. An MTP layer's are never loaded."""
+    """Why the engine would not load this module in 4 bits. None if it would. MTP layers are never loaded."""
     if ".mtp." in f".{module}":
         return None
     return next((why for pattern, why in _PATTERNS.items() if pattern.fullmatch(module)), None)
 
 
 def check_layers(quantized: Iterable[str]) -> list[Finding]:
-    """4-bit modules that the engine only loads in 16 bits."""
+    """Finds 4-bit modules that the engine only loads in 16 bits."""
     by_reason: dict[str, list[str]] = {}
     for module in quantized:
         if why := reason_for_16_bits(module):
@@ -51,7 +51,7 @@ def check_layers(quantized: Iterable[str]) -> list[Finding]:
 
 
 def check_experts(config: Mapping[str, object], modules: Modules) -> list[Finding]:
-    """NVFP4 experts of a kind that the engine's one kernel for them does not compute."""
+    """Finds NVFP4 experts of a kind that the engine's kernel for experts does not compute."""
     experts = [module for module in modules.nvfp4 if EXPERT.match(module) and ".mtp." not in f".{module}"]
     if not experts:
         return []
@@ -72,7 +72,7 @@ def check_experts(config: Mapping[str, object], modules: Modules) -> list[Findin
 
 
 def _misnamed(names: object, experts: Collection[str]) -> list[Finding]:
-    """Experts under names that the engine's model of this architecture does not read."""
+    """Finds experts under names that the engine's model of this architecture does not read."""
     read = architectures.expert_names(names)
     taken = {name for known in read for name in known}
     for module in experts:
@@ -85,7 +85,7 @@ def _misnamed(names: object, experts: Collection[str]) -> list[Finding]:
 
 
 def check_scheme(scheme: Scheme, tensors: Iterable[str]) -> list[Finding]:
-    """NVFP4 with something beside it that no product here adds."""
+    """Finds NVFP4 with a further term that no GEMM here adds."""
     low_rank = [name for name in tensors if "svdquant" in name or name.endswith((".lora_a", ".lora_b"))]
     if not low_rank:
         return []

@@ -27,9 +27,9 @@ _ODD = "Ask the model's maker: a weight that is all zero adds nothing, and is ra
 
 @dataclass(frozen=True)
 class Bits:
-    """How a dtype's bit patterns are read: an unsigned numpy type, the bits but the sign, and those set in NaN or Inf.
+    """A dtype's bit patterns: an unsigned numpy type, all bits except the sign, and the bits set in NaN and Inf.
 
-    not_finite 0: the dtype has neither. E4M3 has no Inf, and NaN is all bits set. Elements of 4 bits come two a byte.
+    not_finite 0: the dtype has neither. E4M3 has no Inf, and its NaN has all bits set. Bytes hold two 4-bit elements.
     """
 
     element: str
@@ -50,7 +50,7 @@ BITS: Mapping[str, Bits] = {
 
 @dataclass
 class Scan:
-    """What the pass saw: digests by file, tensors whose elements are all 0 or -0, and the first NaN of each tensor."""
+    """The results: digests by file, tensors whose elements are all 0 or -0, and the first NaN of each tensor."""
 
     digests: dict[str, str] = field(default_factory=dict)
     all_zero: set[str] = field(default_factory=set)
@@ -60,9 +60,9 @@ class Scan:
 def scan_files(
     directory: Path, names: Iterable[str], headers: Mapping[str, Header], *, hashed: bool, on_progress: OnProgress
 ) -> Scan:
-    """Reads every named file once, front to back; of those with a header each tensor is looked at.
+    """Reads every named file once, front to back. Tensors are examined in files with a header.
 
-    A file a thread: digests and numpy let go of the interpreter, so that the disk is the limit, not one core.
+    One thread per file. Digests and numpy release the interpreter lock, so the disk is the limit, not one core.
     """
     names = list(names)
     total = sum((directory / name).stat().st_size for name in names)
@@ -90,24 +90,24 @@ def _scan_file(path: Path, header: Header | None, hashed: bool, advance: Callabl
     digest = hashlib.sha256()
     with path.open("rb") as file:
         for tensor, entry, length in _regions(header):
-            look = _Look(entry) if entry else None
+            current = _TensorScan(entry) if entry else None
             left = length
             while left and (chunk := file.read(min(left, CHUNK_BYTES))):
                 left -= len(chunk)
                 if hashed:
                     digest.update(chunk)
-                if look:
-                    look.at(chunk)
+                if current:
+                    current.add(chunk)
                 advance(len(chunk))
-            if look:
-                _judge(path.name, tensor, look, scan)
+            if current:
+                _report(path.name, tensor, current, scan)
     if hashed:
         scan.digests[path.name] = digest.hexdigest()
     return scan
 
 
 def _regions(header: Header | None) -> Iterator[tuple[str, Entry | None, int]]:
-    """(tensor, entry, length) of a file's parts in order; the last has no end but the file's."""
+    """(tensor, entry, length) of a file's parts in order. The last part ends with the file."""
     if header:
         yield "", None, header.data_start
         for name, entry in sorted(header.entries.items(), key=lambda item: (item[1].start, item[1].end)):
@@ -115,8 +115,8 @@ def _regions(header: Header | None) -> Iterator[tuple[str, Entry | None, int]]:
     yield "", None, 1 << 63
 
 
-class _Look:
-    """Looks at a tensor's bytes as they come."""
+class _TensorScan:
+    """Examines a tensor's bytes as they arrive."""
 
     def __init__(self, entry: Entry) -> None:
         self.entry = entry
@@ -125,8 +125,8 @@ class _Look:
         self._bits = BITS[entry.dtype]
         self._seen = 0
 
-    def at(self, chunk: bytes) -> None:
-        """The next bytes: whole elements, as the file holds what its header says."""
+    def add(self, chunk: bytes) -> None:
+        """Examines the next bytes. They are whole elements, since the header was checked against the file."""
         elements = np.frombuffer(chunk, dtype=self._bits.element)
         mask = elements.dtype.type(self._bits.not_finite)
         if mask and self.first_not_finite is None:
@@ -137,21 +137,21 @@ class _Look:
         self._seen += len(elements)
 
 
-def _judge(shard: str, tensor: str, look: _Look, scan: Scan) -> None:
-    if look.all_zero:
+def _report(shard: str, tensor: str, current: _TensorScan, scan: Scan) -> None:
+    if current.all_zero:
         scan.all_zero.add(tensor)
-    if look.first_not_finite is not None:
-        index = [int(i) for i in np.unravel_index(look.first_not_finite, look.entry.shape or (1,))]
-        got = f"NaN or Inf at {index}" if look.entry.dtype != "F8_E4M3" else f"NaN at {index}"
+    if current.first_not_finite is not None:
+        index = [int(i) for i in np.unravel_index(current.first_not_finite, current.entry.shape or (1,))]
+        got = f"NaN or Inf at {index}" if current.entry.dtype != "F8_E4M3" else f"NaN at {index}"
         scan.findings.append(error("not-a-number", shard, tensor, "numbers", got, _AGAIN))
 
 
-def judge_zeros(
+def check_zeros(
     modules: Modules, globals_: Mapping[str, float], all_zero: set[str], shards: Mapping[str, str]
 ) -> list[Finding]:
-    """Weights that are all zero (warnings), and linears that are not but whose global scale is no positive number.
+    """Finds weights that are all zero (warnings), and other linears whose global scale is not positive (errors).
 
-    `globals_`: of each NVFP4 linear, as stored. `shards`: the shard of each tensor.
+    `globals_`: the global scale of each NVFP4 linear, as stored. `shards`: the shard of each tensor.
     """
     findings = []
     for module, (*_, layout) in modules.nvfp4.items():
@@ -171,5 +171,5 @@ def judge_zeros(
 
 
 def is_positive(number: float) -> bool:
-    """Whether it can be a global scale of a weight that is not all zero: positive and finite, its reciprocal too."""
+    """Whether a weight that is not all zero may have this global scale: it and its reciprocal positive and finite."""
     return 0 < number < float("inf") and 1 / number < float("inf")

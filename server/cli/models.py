@@ -6,8 +6,10 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import click
 import typer
 
+from quant.formats.registry import targets
 from server.cli.common import AsJson, group, print_json, progress, user_errors
 
 if TYPE_CHECKING:
@@ -190,19 +192,16 @@ def inspect(
         print(summary_text(summary))
 
 
-class ModelFormat(str, Enum):
-    """What `convert` writes."""
-
-    COMPRESSED_TENSORS = "compressed-tensors"
-    MODELOPT = "modelopt"
-    QUASARNVFP4 = "quasarnvfp4"
+def format_choice() -> click.Choice[str]:
+    """What `convert` writes: every format with a writer."""
+    return click.Choice(list(targets()))
 
 
 @app.command()
 def convert(
     source: Annotated[Path, typer.Argument(metavar="SRC", help="NVFP4 model directory, or GGUF file.")],
     destination: Annotated[Path, typer.Argument(metavar="DST", help="Directory to make.")],
-    model_format: Annotated[ModelFormat, typer.Option("--format", help="Format to write.")],
+    model_format: Annotated[str, typer.Option("--format", click_type=format_choice(), help="Format to write.")],
     nearest: Annotated[
         bool, typer.Option("--nearest", help="Round global scales that the format cannot hold, rather than refuse.")
     ] = False,
@@ -212,9 +211,9 @@ def convert(
     from quant.convert import convert_checkpoint
 
     with user_errors(), progress() as on_progress:
-        report = convert_checkpoint(source, destination, model_format.value, nearest=nearest, on_progress=on_progress)
+        report = convert_checkpoint(source, destination, model_format, nearest=nearest, on_progress=on_progress)
     if as_json:
         print_json({**asdict(report), "rounded": list(report.rounded)})
         return
     exactly = f"{len(report.rounded)} scales rounded" if report.rounded else "every value kept"
-    print(f"{destination}: {report.linears} linears from {report.source_format} to {model_format.value}, {exactly}")
+    print(f"{destination}: {report.linears} linears from {report.source_format} to {model_format}, {exactly}")

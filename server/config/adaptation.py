@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from quant.constants import CONFIG
 from quant.errors import QuantError
-from quant.formats.detect import CONFIG
 from quant.jsonfile import read_object
 from quant.verify.servable import Target, examine
 from quant.verify.tensor_parallel import SIZES

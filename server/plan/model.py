@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from quant.constants import INDEX_NAME
 from quant.errors import QuantError
 from quant.jsonfile import field, optional, read_object
-from quant.safetensors_header import INDEX_NAME, Entry, read_header, unindexed_shards
+from quant.safetensors_header import Entry, read_header, unindexed_shards
 from quant.verify.experts import Experts, read_experts
 from server.errors import UserError
 

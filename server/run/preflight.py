@@ -4,8 +4,8 @@ import importlib.util
 import socket
 from pathlib import Path
 
+from quant.constants import CONFIG
 from quant.errors import QuantError
-from quant.formats.detect import CONFIG
 from quant.verify.servable import Examination
 from server.config.settings import Config
 from server.decisions import Decision

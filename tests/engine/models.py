@@ -110,7 +110,7 @@ def formats(router: str) -> dict[str, Format]:
         "modelopt": Format(16, _modelopt, files=modelopt_file("NVFP4")),
         "modelopt AWQ": Format(16, _modelopt, files=modelopt_file("NVFP4_AWQ"), pre_quant_scale=True),
         "auto-round": Format(16, unchanged, AUTO_ROUND),
-        "quasarnvfp4": Format(32, unchanged, files=quasar_file, quantization=quantize_config.FORMAT),
+        "quasarnvfp4": Format(32, unchanged, files=quasar_file, quantization=quantize_config.NAME),
     }
 
 

@@ -4,8 +4,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from quant.convert import LAYOUTS, convert_checkpoint
+from quant.convert import convert_checkpoint
 from quant.errors import QuantError
+from quant.formats import registry
 from quant.formats.linear import read_linear
 from quant.verify import verify
 from tests.quant.checkpoints import (
@@ -50,7 +51,7 @@ def change(model, name, dtype, shape, raw, shard=SECOND):
     write_safetensors(model / shard, read_shard(model / shard) | {name: (dtype, shape, raw)})
 
 
-@pytest.mark.parametrize("target", LAYOUTS)
+@pytest.mark.parametrize("target", registry.targets())
 @pytest.mark.parametrize("source", SOURCES)
 def test_every_value_survives_minus_zero_included(tmp_path, source, target):
     model = write_model(tmp_path / "model", *SOURCES[source])
@@ -64,11 +65,11 @@ def test_every_value_survives_minus_zero_included(tmp_path, source, target):
     assert any((tensor == -(2**31)).any() for name, tensor in expected.items() if name == DOWN), "-0 is among them"
     assert (report.source_format, report.linears, report.rounded) == (source, 14, ())
     scheme = verify(tmp_path / "out").scheme
-    assert scheme.layout == LAYOUTS[target]
+    assert scheme.layout == registry.targets()[target].layout
     assert scheme.w4a4 == (source == "modelopt")
 
 
-@pytest.mark.parametrize("target", LAYOUTS)
+@pytest.mark.parametrize("target", registry.targets())
 def test_there_and_back_is_the_same_bytes(tmp_path, target):
     model = write_model(tmp_path / "model")
     generator = torch.Generator().manual_seed(0)

@@ -22,7 +22,7 @@ OPTIONS = {
     "method": Method("quasar", compensate=True),
     "calibration": CalibrationSettings(Text(TEXT, "foxes"), windows=6, window_tokens=32),
 }
-# Kills itself once `what` has come to `done`, which is as hard as being killed.
+# Kills itself once `what` has reached `done`, which is as abrupt as being killed.
 SUICIDE = """
 import os, signal, sys
 from pathlib import Path

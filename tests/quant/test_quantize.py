@@ -8,6 +8,7 @@ from safetensors.torch import load_file, save_file
 from quant.blockwise import quantize_matrix
 from quant.calibrate import CalibrationSettings
 from quant.calibration_text import Text
+from quant.constants import INDEX_NAME
 from quant.errors import QuantError
 from quant.formats import quantize_config
 from quant.formats.compressed_tensors import GLOBAL, PACKED, SCALE, read_config, read_linear, scheme
@@ -15,7 +16,7 @@ from quant.formats.quantize_config import QuantizeConfig
 from quant.methods import Method
 from quant.progress import Progress
 from quant.quantize import quantize_checkpoint
-from quant.safetensors_file import INDEX_NAME, open_checkpoint
+from quant.safetensors_file import open_checkpoint
 from quant.selection import DEFAULT_IGNORE
 from tests.quant.files import names_in
 

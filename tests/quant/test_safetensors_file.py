@@ -5,8 +5,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from quant.constants import INDEX_NAME
 from quant.errors import QuantError
-from quant.safetensors_file import DTYPES, INDEX_NAME, ShardWriter, TensorInfo, open_checkpoint, write_index
+from quant.safetensors_file import DTYPES, ShardWriter, TensorInfo, open_checkpoint, write_index
 
 SAMPLE = {
     "packed": torch.arange(3, dtype=torch.uint8).view(1, 3),

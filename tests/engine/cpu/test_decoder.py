@@ -83,7 +83,7 @@ def twins(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     jobs = []
     for name, config in MODELS.items():
         twin = write_model(folder / name, config())
-        flags = ["--model", str(folder / name), "--quantization", quantize_config.FORMAT, "--no-enforce-eager"]
+        flags = ["--model", str(folder / name), "--quantization", quantize_config.NAME, "--no-enforce-eager"]
         environment = {progress.SOCKET_VARIABLE: str(runtime / name)}
         jobs.append({"flags": flags, "output": str(folder / f"{name}.json"), "environment": environment})
         made[name] = {"twin": twin}
