@@ -3,7 +3,7 @@
 import os
 import sys
 
-from engine import process, progress
+from engine import environment, process, progress
 
 
 def main() -> None:
@@ -11,7 +11,7 @@ def main() -> None:
     progress.phase("importing")
     process.become_launcher()
     if process.spans_machines(sys.argv):
-        os.environ[process.OVER_RAY_VARIABLE] = "1"
+        os.environ[environment.OVER_RAY] = "1"
     else:
         process.stay_on_loopback(os.environ)
 

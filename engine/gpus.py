@@ -6,7 +6,8 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 
-from engine.volta import FORCE_VARIABLE, Gpu
+from engine.environment import FORCE_VOLTA
+from engine.volta import Gpu
 
 
 def forced(environ: Mapping[str, str]) -> bool:
@@ -15,9 +16,9 @@ def forced(environ: Mapping[str, str]) -> bool:
     Raises:
         ValueError: the variable is neither 0 nor 1.
     """
-    value = environ.get(FORCE_VARIABLE, "0")
+    value = environ.get(FORCE_VOLTA, "0")
     if value not in ("0", "1"):
-        raise ValueError(f"{FORCE_VARIABLE}: expected 0 or 1, got {value!r}")
+        raise ValueError(f"{FORCE_VOLTA}: expected 0 or 1, got {value!r}")
     return value == "1"
 
 

@@ -6,7 +6,7 @@ vLLM calls both in every process.
 import os
 from functools import cache
 
-from engine import gpus, progress, volta
+from engine import environment, gpus, progress, volta
 
 PLATFORMS = {"Volta": "engine.platform.VoltaPlatform", "CPU": "engine.cpu.platform.RecordingCpuPlatform"}
 
@@ -46,7 +46,7 @@ def register() -> None:
 
     process.follow_launcher()
     faults.listen()
-    patches.apply(forced=gpus.forced(os.environ), over_ray=process.OVER_RAY_VARIABLE in os.environ)
+    patches.apply(forced=gpus.forced(os.environ), over_ray=environment.OVER_RAY in os.environ)
     progress.settle(_chosen_platform())
     if current_platform.device_type == "cpu":
         from engine.layers import gdn

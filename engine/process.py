@@ -8,9 +8,7 @@ import sys
 from collections.abc import MutableMapping, Sequence
 from itertools import pairwise
 
-LAUNCHER_VARIABLE = "VOLTSERVE_ENGINE_LAUNCHER"
-SUPERVISOR_VARIABLE = "VOLTSERVE_ENGINE_SUPERVISOR"  # set by server/supervisor/process.py
-OVER_RAY_VARIABLE = "VOLTSERVE_ENGINE_OVER_RAY"  # set where Ray starts the workers, for the processes that come after
+from engine.environment import LAUNCHER, SUPERVISOR
 
 # Single-node defaults: a multi-node set-up names its own interfaces and wins.
 LOOPBACK = {
@@ -44,7 +42,7 @@ def become_launcher() -> None:
         OSError: the kernel refused.
     """
     follow_supervisor()
-    os.environ[LAUNCHER_VARIABLE] = str(os.getpid())
+    os.environ[LAUNCHER] = str(os.getpid())
     # A SIGTERM that comes between the fork and _start_afresh waits, instead of going to the parent's handler.
     os.register_at_fork(before=_hold_sigterm, after_in_parent=_release_sigterm, after_in_child=_start_afresh)
 
@@ -55,13 +53,13 @@ def follow_supervisor() -> None:
     Raises:
         OSError: the kernel refused.
     """
-    supervisor = os.environ.pop(SUPERVISOR_VARIABLE, None)
+    supervisor = os.environ.pop(SUPERVISOR, None)
     die_with_parent(None if supervisor is None else int(supervisor))
 
 
 def follow_launcher() -> None:
     """Ties this process to its parent where a launcher started it; does nothing in a process of the user's own."""
-    launcher = int(os.environ.get(LAUNCHER_VARIABLE, "0"))
+    launcher = int(os.environ.get(LAUNCHER, "0"))
     if launcher in (0, os.getpid()):
         return
     parent = multiprocessing.parent_process()  # vLLM spawns or forks: no fork server stands between

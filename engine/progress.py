@@ -12,9 +12,9 @@ import sys
 import time
 from functools import cache
 
+from engine.environment import PROGRESS_SOCKET
 from engine.volta import Choice
 
-SOCKET_VARIABLE = "VOLTSERVE_PROGRESS_SOCKET"
 MAX_BYTES = 4096
 MAX_TEXT = 400  # characters of one field; three fields of three-byte characters still fit a datagram
 MIN_INTERVAL = 0.2  # seconds between two `progress` datagrams
@@ -95,7 +95,7 @@ def world_rank() -> int:
 
 
 def _send(message: dict[str, str | int]) -> None:
-    path = os.environ.get(SOCKET_VARIABLE)
+    path = os.environ.get(PROGRESS_SOCKET)
     if not path:
         return
     fields = {key: _shorten(value) if isinstance(value, str) else value for key, value in message.items()}

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal
 
+from engine.environment import FORCE_VOLTA
+from engine.limits import HEAD_SIZES
+
 CAPABILITY = (7, 0)
-FORCE_VARIABLE = "VOLTSERVE_FORCE_VOLTA"
 DTYPE = "float16"
 # Model types whose activations leave float16's range or lose themselves in its rounding, after vLLM's own list
 # (vllm/config/model.py), which a test compares.
@@ -47,9 +49,6 @@ class Attention:
     head_sizes: tuple[int, ...] = ()
 
 
-# Of voltserve_kernels' attention (kernels/cuda/attention/plan.cpp).
-HEAD_SIZES = (64, 80, 96, 128, 256)
-
 # In order of preference. FlashAttention needs compute capability 8.0, FlashInfer 7.5.
 ATTENTION = (
     Attention("CUSTOM", "voltserve_kernels: tensor cores for prompts, the cache read once for decoding", HEAD_SIZES),
@@ -63,7 +62,7 @@ def choose_platform(gpus: Sequence[Gpu], *, forced: bool) -> Choice:
     volta = [gpu for gpu in gpus if gpu.capability == CAPABILITY]
     listed = ", ".join(map(str, gpus))
     if forced and gpus:
-        return Choice("platform", "Volta", f"forced by {FORCE_VARIABLE}; found {listed}")
+        return Choice("platform", "Volta", f"forced by {FORCE_VOLTA}; found {listed}")
     if not volta:
         return Choice("platform", "CUDA", f"no visible GPU has compute capability 7.0: {listed or 'there is none'}")
     if len(volta) == len(gpus):

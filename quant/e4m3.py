@@ -7,6 +7,7 @@ import torch
 
 MAX = 448.0
 MAX_CODE = 0x7E
+NAN = 0x7F  # without its sign
 SMALLEST = 2.0**-9
 
 

@@ -8,7 +8,7 @@ from vllm.distributed.device_communicators.cuda_communicator import CudaCommunic
 
 from engine import progress, volta
 from engine.collective.all_reduce import AllReduce, AllReduceError
-from engine.steps.fused_norm import add_rms_norm
+from engine.ops import add_rms_norm
 
 
 class VoltaCommunicator(CudaCommunicator):  # type: ignore[misc]  # vLLM's classes are untyped

@@ -23,7 +23,7 @@ from vllm.v1.attention.backends.cpu_attn import (
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
 from engine import progress
-from engine.cpu.layers import StoredDtypeEmbedding
+from engine.layers.embedding import StoredDtypeEmbedding
 from engine.layers.linear import QuasarNvfp4LinearMethod
 
 # Above these a step's attention is shared: one core reads some 4096 positions of one layer in the time that waking

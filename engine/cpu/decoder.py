@@ -23,6 +23,7 @@ from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackendImpl, CPUAtte
 from engine import progress
 from engine.cpu.layers import CpuRMSNorm, CpuSiluAndMul
 from engine.layers.linear import QuasarNvfp4LinearMethod
+from engine.limits import DECODER_HEAD_MULTIPLE, DECODER_MAX_HEAD
 from quant.formats.modelopt import PRE_QUANT_SCALE
 
 WHAT = "decoder layers"
@@ -37,7 +38,6 @@ MODELS = (
     (Qwen3ForCausalLM, Qwen3Model, Qwen3DecoderLayer, Qwen3Attention, Qwen3MLP),
 )
 ISA = "vec"  # vLLM's name of how it lays keys and values out
-HEAD_UNIT, MAX_HEAD = 32, 256
 
 
 class Unfit(Exception):
@@ -173,10 +173,9 @@ def _need_attention(attention: Any) -> None:
     plain = (impl.alibi_slopes, impl.sinks, impl.kv_sharing_target_layer_name) == (None, None, None)
     _need(plain and impl.sliding_window == (-1, -1) and not impl.logits_soft_cap, "attention has a window or biases")
     _need(attention.kv_cache_torch_dtype == torch.float32, "the cache is not in float32")
+    multiple, most = DECODER_HEAD_MULTIPLE, DECODER_MAX_HEAD
     size = attention.head_size
-    _need(
-        size % HEAD_UNIT == 0 and size <= MAX_HEAD, f"heads of {size} are no multiple of {HEAD_UNIT} up to {MAX_HEAD}"
-    )
+    _need(size % multiple == 0 and size <= most, f"heads of {size} are no multiple of {multiple} up to {most}")
 
 
 def _need_rotary(rotary: Any) -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 # The only one of Ray's names for devices that can be given to a node without any: `ray start --num-gpus 1`.
 DEVICE_KEY = "GPU"
-WORKER = "engine.cpu.ray.RayCpuWorker"
+WORKER = f"{__name__}.RayCpuWorker"
 CHANNEL = "VLLM_USE_RAY_COMPILED_DAG_CHANNEL_TYPE"
 
 

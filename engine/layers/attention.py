@@ -21,11 +21,9 @@ from vllm.v1.attention.backend import (
 )
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
-from engine.layers.linear import kernel_devices
-from engine.volta import HEAD_SIZES
+from engine.limits import DECODE_TOKENS, HEAD_SIZES
+from engine.ops import kernel_devices
 
-# Requests with more new tokens than this are computed on tensor cores (kernels/cuda/attention/plan.h).
-DECODE_TOKENS = 8
 INSTEAD = "pass --attention-backend TRITON_ATTN"
 
 

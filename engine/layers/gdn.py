@@ -16,10 +16,10 @@ from vllm.model_executor.model_loader.weight_utils import sharded_weight_loader
 from vllm.platforms import current_platform
 
 from engine import progress
-from engine.layers.linear import kernel_devices
+from engine.limits import CONV_TAPS
+from engine.ops import kernel_devices
 from quant.errors import QuantError
 
-TAPS = 4  # of the convolution; kernels/contracts/gdn.h
 # What the kernels compute in, by device.
 DTYPES = {"cpu": torch.float32, "cuda": torch.float16}
 
@@ -37,7 +37,7 @@ class GatedDeltaNet(GatedDeltaNetAttention):  # type: ignore[misc]  # vLLM's cla
             (vllm_config.speculative_config is None, "no speculative decoding", "Leave out --speculative-config"),
             (vllm_config.model_config.dtype == dtype, f"--dtype {bits} on this device", f"Serve with --dtype {bits}"),
             (state_dtype == torch.float32, "float32 states", "Serve with --mamba-ssm-cache-dtype float32"),
-            (self.conv_kernel_size == TAPS, f"a convolution over {TAPS} tokens", "Choose another model"),
+            (self.conv_kernel_size == CONV_TAPS, f"a convolution over {CONV_TAPS} tokens", "Choose another model"),
             (self.head_k_dim == self.head_v_dim, "keys and values of one size", "Choose another model"),
             (self.activation in ("silu", "swish"), "SiLU after the convolution", "Choose another model"),
         )

@@ -4,7 +4,6 @@ Parameters are as the checkpoint's format names and stores them; after loading t
 what computes with it is chosen.
 """
 
-import importlib.util
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -21,13 +20,14 @@ from vllm.model_executor.parameter import ChannelQuantScaleParameter, GroupQuant
 from vllm.platforms import current_platform
 
 from engine import progress
+from engine.ops import kernel_devices
+from quant import e4m3
 from quant.errors import QuantError
 from quant.formats.linear import read_linear
 from quant.formats.modelopt import PRE_QUANT_SCALE
 from quant.formats.scheme import Scheme
 from quant.tensor import NVFP4Tensor
 
-_E4M3_NAN = 0x7F
 _REMEDY = "Check the model's files with `voltserve verify` and fetch what is damaged again"
 
 logger = init_logger(__name__)
@@ -51,16 +51,6 @@ def choose_route(kernel_devices: Collection[str], device: str, dtype: torch.dtyp
     why = f"was built without code for {device}" if kernel_devices else "is not installed"
     bits = str(dtype).removeprefix("torch.")
     return Route("dense", f"voltserve_kernels {why}: weights are dequantized once, to {bits}, at load")
-
-
-def kernel_devices() -> list[str]:
-    """The devices that voltserve_kernels have code for; importing them registers torch.ops.voltserve."""
-    if importlib.util.find_spec("voltserve_kernels") is None:
-        return []
-    import voltserve_kernels
-
-    devices: list[str] = voltserve_kernels.devices()
-    return devices
 
 
 @register_weight_loader_v2_supported_method
@@ -104,7 +94,7 @@ class QuasarNvfp4LinearMethod(LinearMethodBase):  # type: ignore[misc]  # vLLM's
         self._dtype = params_dtype
         load = extra_weight_attrs["weight_loader"]
         codes, scales, global_scale = (self._layout.codes, self._layout.scales, self._layout.global_scale)
-        unloaded = torch.full((rows, columns // self.group_size), _E4M3_NAN, dtype=torch.uint8)
+        unloaded = torch.full((rows, columns // self.group_size), e4m3.NAN, dtype=torch.uint8)
         layer.register_parameter(
             codes,
             ModelWeightParameter(

@@ -17,15 +17,16 @@ from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import Un
 from vllm.platforms import current_platform
 
 from engine import progress
-from engine.layers.linear import choose_route, kernel_devices
+from engine.layers.linear import choose_route
 from engine.layers.moe_slots import Slots, align, block_size
+from engine.ops import kernel_devices
+from quant import e4m3
 from quant.errors import QuantError
 from quant.formats.linear import read_linear
 from quant.formats.modelopt import PRE_QUANT_SCALE
 from quant.formats.scheme import Scheme
 from quant.tensor import NVFP4Tensor
 
-_E4M3_NAN = 0x7F
 _REMEDY = "Check the model's files with `voltserve verify` and fetch what is damaged again"
 
 Projection = Literal["w1", "w2", "w3"]  # gate, down, up
@@ -82,7 +83,7 @@ class QuasarNvfp4MoEMethod(FusedMoEMethodBase):  # type: ignore[misc]  # vLLM's 
             if columns % self.group_size:
                 raise QuantError(self._misfit(columns, columns * split), "Choose another --tensor-parallel-size")
         for name, rows, columns in (("w13", 2 * own, hidden), ("w2", hidden, own)):
-            unloaded = torch.full((num_experts, rows, columns // self.group_size), _E4M3_NAN, dtype=torch.uint8)
+            unloaded = torch.full((num_experts, rows, columns // self.group_size), e4m3.NAN, dtype=torch.uint8)
             for suffix, data in (
                 (self._layout.codes, torch.empty(num_experts, rows, columns // 2, dtype=torch.uint8)),
                 (self._layout.scales, unloaded.view(torch.float8_e4m3fn)),  # NaN, so that what was never loaded shows

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from vllm.model_executor.layers.fused_moe.moe_align_block_size import moe_align_block_size
 
-BLOCKS = (8, 16, 32, 64)  # slots a block, as the kernels have them
+from engine.limits import EXPERT_BLOCKS
 
 
 class Slots(NamedTuple):
@@ -25,7 +25,7 @@ def block_size(slots: int, experts: int) -> int:
     """How many slots a block has: as many as an expert gets on average, since padding to a block is work for nothing;
     the same choice as kernels/cuda/linear/plan.cpp's.
     """
-    return next((block for block in BLOCKS if slots <= block * experts), BLOCKS[-1])
+    return next((block for block in EXPERT_BLOCKS if slots <= block * experts), EXPERT_BLOCKS[-1])
 
 
 def align(topk_ids: torch.Tensor, experts: int, block: int) -> Slots:

@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional
 from vllm.model_executor.layers.layernorm import GemmaRMSNorm
 
-from engine.layers.linear import kernel_devices
+from engine.ops import kernel_devices
 
 
 class UnitOffsetRMSNorm(GemmaRMSNorm):  # type: ignore[misc]  # vLLM's classes are untyped

@@ -18,7 +18,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmb
 from vllm.model_executor.models.utils import WeightsMapper
 
 from engine import progress
-from engine.cpu.layers import StoredDtypeEmbedding
+from engine.layers.embedding import StoredDtypeEmbedding
 from engine.layers.linear import QuasarNvfp4LinearMethod
 from engine.layers.moe import QuasarNvfp4MoEMethod
 from quant.errors import QuantError

@@ -13,7 +13,8 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from engine import progress
+from engine import ops, progress
+from engine.environment import NO_DYNAMO
 from engine.steps import fusion
 from engine.volta import Choice
 
@@ -24,20 +25,18 @@ if TYPE_CHECKING:
 
 WHAT = "steps of the model"
 RECORDED = "recorded"
-BACKEND = "engine.steps.recording.replay"
-FUSED_BACKEND = "engine.steps.recording.replay_fused"
+BACKEND, FUSED_BACKEND = f"{__name__}.replay", f"{__name__}.replay_fused"  # by name, as torch asks for them
 BACKENDS = (BACKEND, FUSED_BACKEND)
-OFF_VARIABLE = "TORCH_COMPILE_DISABLE"  # torch's own: Dynamo does nothing then
 Step = Callable[..., Any]
 
 
 def choose(*, hybrid: bool, disabled: bool, gpu: bool) -> Choice:
     """Whether steps are recorded.
 
-    `hybrid`: the model has recurrent layers; `disabled`: by OFF_VARIABLE; `gpu`: with operations fused.
+    `hybrid`: the model has recurrent layers; `disabled`: by NO_DYNAMO; `gpu`: with operations fused.
     """
     if disabled:
-        return Choice(WHAT, "eager", f"{OFF_VARIABLE} asks for it")
+        return Choice(WHAT, "eager", f"{NO_DYNAMO} asks for it")
     if hybrid:
         return Choice(WHAT, "eager", "the model has recurrent layers, whose steps are not recorded")
     fused = "; neighbouring small ones are fused, also in CUDA graphs, and compared with the modules' before serving"
@@ -46,7 +45,7 @@ def choose(*, hybrid: bool, disabled: bool, gpu: bool) -> Choice:
 
 def disabled() -> bool:
     """Whether the environment keeps Dynamo from recording."""
-    return os.environ.get(OFF_VARIABLE, "0") == "1"
+    return os.environ.get(NO_DYNAMO, "0") == "1"
 
 
 def record(compilation: "CompilationConfig", backend: str = BACKEND) -> None:
@@ -115,10 +114,8 @@ def replay(module: "fx.GraphModule", _inputs: "Sequence[torch.Tensor]") -> Step:
 
 def replay_fused(module: "fx.GraphModule", _inputs: "Sequence[torch.Tensor]") -> Step:
     """As `replay`, with neighbouring operations fused where the kernels for that are installed."""
-    from engine.layers.linear import kernel_devices
-
     direct(module.graph)
-    progress.settle(fusion.fuse(module.graph) if "cuda" in kernel_devices() else fusion.WITHOUT_KERNELS)
+    progress.settle(fusion.fuse(module.graph) if "cuda" in ops.kernel_devices() else fusion.WITHOUT_KERNELS)
     return _step(module)
 
 
@@ -149,7 +146,7 @@ def direct(graph: "fx.Graph") -> None:
         target = getattr(node.target, "overloadpacket", node.target)
         if target is operators.unified_kv_cache_update:
             (attention,) = node.users  # which is given the update's empty result, so that it comes second
-            attention.target = update_and_attend
+            attention.target = ops.update_and_attend
             attention.kwargs = {}
             graph.erase_node(node)
         elif getattr(target, "__name__", "") == "_get_data_attr":  # torch's name
@@ -157,15 +154,3 @@ def direct(graph: "fx.Graph") -> None:
             graph.erase_node(node)
         elif target in functions:
             node.target = functions[target]
-
-
-def update_and_attend(
-    query: "torch.Tensor", key: "torch.Tensor", value: "torch.Tensor", output: "torch.Tensor", layer_name: str
-) -> None:
-    """vLLM's `unified_kv_cache_update` and `unified_attention_with_output` of one layer, in that order."""
-    from vllm.model_executor.layers.attention.attention import get_attention_context
-
-    metadata, layer, cache, slots = get_attention_context(layer_name)
-    if slots is not None:
-        layer.impl.do_kv_cache_update(layer, key, value, cache, slots)
-    layer.impl.forward(layer, query, key, value, cache, metadata, output=output)

@@ -8,6 +8,7 @@ a normal number, is as near as float16 comes; what becomes infinite is as bad as
 import torch
 from torch import nn
 
+from quant import e4m3
 from quant.errors import QuantError
 from quant.formats import compressed_tensors, modelopt
 from quant.verify.layers import KV_SCALES
@@ -82,7 +83,7 @@ def _finite(tensor: torch.Tensor) -> bool:
     if tensor.dtype not in _E4M3:
         return not tensor.is_floating_point() or bool(torch.stack(tensor.aminmax()).isfinite().all())
     # Its NaNs are the bytes 0x7F and 0xFF, and it has no infinity. Torch compares fp8 nowhere, and masks bytes slowly.
-    return bool(tensor.view(torch.int8).max() < 0x7F and tensor.view(torch.uint8).max() < 0xFF)
+    return bool(tensor.view(torch.int8).max() < e4m3.NAN and tensor.view(torch.uint8).max() < (0x80 | e4m3.NAN))
 
 
 def _some(found: list[str]) -> str:
