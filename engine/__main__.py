@@ -1,4 +1,4 @@
-"""`python -m engine <flags of vllm serve>`: what must happen before anything heavy is imported, then the server."""
+"""`python -m engine <flags of vllm serve>`: sets the process up before any heavy import, then starts the server."""
 
 import os
 import sys
@@ -7,7 +7,7 @@ from engine import environment, process, progress
 
 
 def main() -> None:
-    """Serves until SIGTERM or until the engine dies."""
+    """Serves until SIGTERM, or until the engine dies."""
     progress.phase("importing")
     process.become_launcher()
     if process.spans_machines(sys.argv):

@@ -1,6 +1,6 @@
-"""Entry points of vLLM: `platform` (`vllm.platform_plugins`) and `register` (`vllm.general_plugins`).
+"""vLLM's entry points: `platform` (`vllm.platform_plugins`) and `register` (`vllm.general_plugins`).
 
-vLLM calls both in every process.
+vLLM calls both in every process of the engine.
 """
 
 import os
@@ -12,9 +12,9 @@ PLATFORMS = {"Volta": "engine.platform.VoltaPlatform", "CPU": "engine.cpu.platfo
 
 
 def platform() -> str | None:
-    """The path of the overlay's platform for V100s or for CPUs; None leaves the platform to vLLM.
+    """The import path of the overlay's platform, for V100s or for CPUs. None leaves the platform to vLLM.
 
-    vLLM swallows what is raised here, so a refusal waits for `register`.
+    vLLM swallows exceptions raised here, so `register` raises a refusal.
     """
     return PLATFORMS.get(_chosen_platform().choice)
 
@@ -27,11 +27,11 @@ def _chosen_platform() -> volta.Choice:
 
 @cache
 def register() -> None:
-    """Registers quantization, load format, layers, patches and Triton's driver; a second call does nothing.
+    """Registers quantization, load format, layers, patches and Triton's driver. A second call does nothing.
 
     Raises:
-        PatchMismatchError: something we replace is not what it was when the patch was written.
-        ValueError: V100s and other GPUs are visible, or the variable that forces the platform is malformed.
+        PatchMismatchError: code that we replace differs from the code that the patch was written for.
+        ValueError: V100s and other GPUs are visible together, or VOLTSERVE_FORCE_VOLTA is malformed.
     """
     from vllm.model_executor.layers.quantization import register_quantization_config
     from vllm.model_executor.model_loader import register_model_loader
