@@ -18,12 +18,12 @@ from engine.ops import kernel_devices
 class StoredDtypeEmbedding(UnquantizedEmbeddingMethod):  # type: ignore[misc]  # vLLM's classes are untyped
     """Embeddings and lm_head in the dtype of the checkpoint, for an engine that computes in float32.
 
-    The values are the same, and in 16 bits reading them is half the work: lm_head is read whole for every token.
+    The values are the same. Reading them in 16 bits takes half the traffic: every token reads all of lm_head.
     """
 
     @staticmethod
     def suits(layer: VocabParallelEmbedding) -> bool:
-        """Whether `layer`, about to be made, can be kept so: on a CPU, in float32, of a width the kernel takes."""
+        """Whether `layer` can use this method: on a CPU, in float32, with a width that the kernel takes."""
         on_cpu = current_platform.device_type == "cpu" and "cpu" in kernel_devices()
         return on_cpu and torch.get_default_dtype() == torch.float32 and layer.embedding_dim % LINEAR16_MULTIPLE == 0
 
@@ -37,7 +37,7 @@ class StoredDtypeEmbedding(UnquantizedEmbeddingMethod):  # type: ignore[misc]  #
         params_dtype: torch.dtype,
         **extra_weight_attrs: Any,
     ) -> None:
-        """Makes `weight` [sum(output_partition_sizes), input_size_per_partition], whose dtype loading will settle."""
+        """Makes `weight` [sum(output_partition_sizes), input_size_per_partition]. Loading sets its dtype."""
         load = extra_weight_attrs.pop("weight_loader")
 
         def load_as_stored(param: Parameter, loaded: torch.Tensor, *shard: Any) -> None:
@@ -49,7 +49,7 @@ class StoredDtypeEmbedding(UnquantizedEmbeddingMethod):  # type: ignore[misc]  #
         super().create_weights(layer, *sizes, torch.float16, weight_loader=load_as_stored, **extra_weight_attrs)
 
     def process_weights_after_loading(self, layer: Module) -> None:
-        """Leaves 16-bit weights as they are; others are vLLM's to prepare."""
+        """Keeps 16-bit weights as they are. vLLM prepares others."""
         if layer.weight.itemsize == 2:
             stored = str(layer.weight.dtype).removeprefix("torch.")
             progress.decision("embeddings and lm_head", stored, "as stored; read as such, summed in float32")

@@ -1,7 +1,7 @@
-"""`quasarnvfp4`: which layers of a checkpoint are NVFP4.
+"""The quantization method `quasarnvfp4`: decides which layers of a checkpoint are NVFP4.
 
-All NVFP4 checkpoints lead here: those of the formats in quant/formats/detect.py, whatever name `--quantization` gives
-(or none), and a directory described by `quantize_config.json` alone. Others stay with vLLM's own handling.
+It handles all NVFP4 checkpoints: the formats of quant/formats/detect.py, with or without `--quantization`, and
+directories that only `quantize_config.json` describes. vLLM handles other checkpoints.
 """
 
 from collections.abc import Collection, Mapping
@@ -30,14 +30,14 @@ from quant.verify.files import read_shards, tensors_of
 from quant.verify.layers import sort_modules
 
 NAME = quantize_config.FORMAT
-# Values of `--quantization` with which an NVFP4 checkpoint comes here.
+# Values of `--quantization` that an NVFP4 checkpoint may be served with.
 NAMES = (NAME, compressed_tensors.QUANT_METHOD, auto_round.QUANT_METHOD, *modelopt.QUANT_METHODS)
-# Gate, down and up of an expert, as checkpoints name them.
+# Names of an expert's gate, down and up projection in checkpoints.
 EXPERT_LEAVES = (("gate_proj", "down_proj", "up_proj"), ("w1", "w2", "w3"))
 
 
 class QuasarNvfp4Config(QuantizationConfig):  # type: ignore[misc]  # vLLM's classes are untyped
-    """What vLLM asks about a checkpoint's quantization."""
+    """Answers vLLM's questions about a checkpoint's quantization."""
 
     def __init__(self, config: Scheme | None = None) -> None:
         super().__init__()
@@ -45,13 +45,15 @@ class QuasarNvfp4Config(QuantizationConfig):  # type: ignore[misc]  # vLLM's cla
 
     @classmethod
     def override_quantization_method(cls, hf_quant_cfg: Mapping[str, Any], user_quant: str | None) -> str | None:
-        """Claims NVFP4 checkpoints, whether the user named our method, their format's or none."""
+        """Claims NVFP4 checkpoints if the user named our method, their format's method or none."""
         return NAME if user_quant in (None, *NAMES) and is_nvfp4(hf_quant_cfg) else None
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "QuasarNvfp4Config":
-        """Reads the `quantization_config` of config.json, into which vLLM puts hf_quant_config.json where that alone is
-        there. Raises QuantError naming the key, expected and got.
+        """Reads the `quantization_config` of config.json.
+
+        vLLM passes hf_quant_config.json in its place if only that file exists. Raises QuantError naming the key,
+        expected and got.
         """
         read = read_scheme(config, "config.json: quantization_config")
         if read.w4a4:
@@ -62,12 +64,13 @@ class QuasarNvfp4Config(QuantizationConfig):  # type: ignore[misc]  # vLLM's cla
     def maybe_update_config(self, model_name: str) -> None:
         """Completes the config from the model's directory.
 
-        quantize_config.json is needed where config.json describes no quantization, otherwise checked against it. The
-        tensors themselves decide what is quantized, except in compressed-tensors models, whose config says it exactly:
-        ModelOpt and AutoRound match names loosely or not at all.
+        quantize_config.json is required if config.json describes no quantization. Otherwise the two must agree.
 
-        Raises QuantError where that file is missing, malformed, or disagrees with config.json, and where the weights of
-        a module are neither NVFP4 nor 16-bit.
+        The tensors themselves decide which modules are quantized, since ModelOpt and AutoRound match names loosely or
+        not at all. Only the config of compressed-tensors models names the modules exactly.
+
+        Raises QuantError if that file is missing, malformed, or disagrees with config.json. It also raises it if a
+        module's weights are neither NVFP4 nor 16-bit.
         """
         directory = Path(model_name)
         path = directory / quantize_config.FILE_NAME
@@ -84,7 +87,7 @@ class QuasarNvfp4Config(QuantizationConfig):  # type: ignore[misc]  # vLLM's cla
             self.config = replace(self.config, ignore=ignore)
 
     def apply_vllm_mapper(self, hf_to_vllm_mapper: WeightsMapper) -> None:
-        """Turns the checkpoint's names of ignored modules into vLLM's; patterns stay."""
+        """Translates the checkpoint's names of ignored modules into vLLM's. Patterns stay as they are."""
         config = self._read_config()
         ignore: list[str] = []
         for name in config.ignore or ():
@@ -92,10 +95,10 @@ class QuasarNvfp4Config(QuantizationConfig):  # type: ignore[misc]  # vLLM's cla
         self.config = replace(config, ignore=tuple(ignore))
 
     def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> QuantizeMethodBase | None:
-        """The method of a layer; None leaves it (embeddings on a GPU, attention) to vLLM's default.
+        """The method of a layer. None leaves it to vLLM's default: embeddings on a GPU, and attention.
 
         Raises:
-            ValueError: of a fused layer's members (q/k/v, gate/up, experts) some are ignored and some are not.
+            ValueError: only some members of a fused layer (q/k/v, gate/up, experts) are ignored.
         """
         if isinstance(layer, VocabParallelEmbedding) and StoredDtypeEmbedding.suits(layer):
             return StoredDtypeEmbedding()
@@ -119,7 +122,7 @@ class QuasarNvfp4Config(QuantizationConfig):  # type: ignore[misc]  # vLLM's cla
         return NAME
 
     def get_supported_act_dtypes(self) -> list[torch.dtype]:
-        """Dtypes of activations that the linear method takes."""
+        """The dtypes of activations that the linear method takes."""
         return [torch.float16, torch.bfloat16, torch.float32]
 
     @classmethod
@@ -134,14 +137,14 @@ class QuasarNvfp4Config(QuantizationConfig):  # type: ignore[misc]  # vLLM's cla
 
 
 def ignores_experts(ignore: Collection[str], prefix: str, experts: int) -> bool:
-    """Whether `ignore` leaves the `experts` experts of layer `prefix` in 16 bits: by the layer's name, or theirs all.
+    """Whether `ignore` keeps all `experts` experts of layer `prefix` in 16 bits, by the layer's name or by theirs.
 
-    Raises ValueError where it leaves some of them, which engines fuse into one layer.
+    Raises ValueError if it keeps only some of them, since engines fuse experts into one layer.
     """
     if should_ignore_layer(prefix, ignore):
         return True
     about_us = [entry for entry in ignore if entry.startswith(("re:", f"{prefix}."))]
-    # A layer does not know how its checkpoint names the projections; names of the other kind are in no list.
+    # A layer does not know its checkpoint's names of the projections. Names of the other kind match no entry.
     for leaves in EXPERT_LEAVES:
         names = [f"{prefix}.{expert}.{leaf}" for expert in range(experts) for leaf in leaves]
         kept = [name for name in names if should_ignore_layer(name, about_us)]
@@ -156,10 +159,10 @@ def ignores_experts(ignore: Collection[str], prefix: str, experts: int) -> bool:
 
 
 def modelopt_config(directory: Path) -> dict[str, Any] | None:
-    """What to override config.json's missing `quantization_config` with, where hf_quant_config.json alone says NVFP4.
+    """A `quantization_config` to override with, if config.json has none and hf_quant_config.json says NVFP4.
 
-    vLLM reads that file itself, but stops at every algorithm there but FP8 and NVFP4. Raises QuantError for one that is
-    no JSON object.
+    vLLM reads hf_quant_config.json itself, but refuses every algorithm except FP8 and NVFP4. Raises QuantError if the
+    file is no JSON object.
     """
     path, config = directory / modelopt.FILE_NAME, directory / CONFIG
     if not path.is_file() or not config.is_file():
@@ -168,12 +171,12 @@ def modelopt_config(directory: Path) -> dict[str, Any] | None:
     data = read_object(path, remedy)
     if quantization_config(read_object(config, remedy), config) is not None or not is_nvfp4(data):
         return None
-    # Without `producer`, by which vLLM would look at the algorithm.
+    # `producer` is left out, since it makes vLLM check the algorithm.
     return {"quantization": data.get("quantization", data), "quant_method": modelopt.QUANT_METHODS[0]}
 
 
 def _unquantized_modules(directory: Path) -> tuple[str, ...]:
-    """Modules whose weights are stored in 16 bits. Raises QuantError for weights that are neither that nor NVFP4."""
+    """Modules with 16-bit weights. Raises QuantError for weights that are neither 16-bit nor NVFP4."""
     headers, findings = read_shards(directory)
     if problems := [finding for finding in findings if finding.severity == "error"]:
         raise QuantError(f"{directory}: {problems[0]}", "See `voltserve verify`")

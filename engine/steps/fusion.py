@@ -27,7 +27,7 @@ PATTERNS: tuple[Pattern, ...] = (fused_rotation.PATTERN, fused_silu.PATTERN, fus
 def fuse(graph: "fx.Graph", patterns: Sequence[Pattern] = PATTERNS) -> Choice:
     """Applies every pattern to `graph`, and says what it did."""
     done = [(pattern.what, pattern.apply(graph)) for pattern in patterns]
-    graph.lint()  # type: ignore[no-untyped-call]
+    graph.lint()
     fused = [f"{what} ×{result.count}" for what, result in done if result.count]
     left = [f"{what}: {'; '.join(result.left)}" for what, result in done if result.left]
     return Choice(WHAT, ", ".join(fused) or "none", "; ".join(left) or "one kernel does what several did")
