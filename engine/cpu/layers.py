@@ -1,8 +1,7 @@
-"""Layers of vLLM for which voltserve_kernels have a faster CPU implementation, in float32.
+"""Layers of vLLM for which voltserve_kernels has a faster CPU implementation, in float32.
 
-On a CPU, vLLM computes norms and activations as chains of elementwise torch operations, and copies 16-bit embeddings to
-the engine's float32; a decoding step of a small model is made of just that. Its classes are subclassed and registered
-at its own extension point for out-of-tree layers; other dtypes stay with vLLM.
+On a CPU, vLLM computes norms and activations as chains of elementwise torch operations. They dominate a decoding step
+of a small model. We register subclasses at vLLM's extension point for out-of-tree layers. Other dtypes stay with vLLM.
 """
 
 from functools import cache
@@ -17,12 +16,12 @@ from engine.ops import kernel_devices
 
 
 class CpuRMSNorm(RMSNorm):  # type: ignore[misc]  # vLLM's classes are untyped
-    """x / sqrt(mean(x²) + eps) * weight over the last dimension, of x + residual where a residual is given."""
+    """x / sqrt(mean(x²) + eps) * weight over the last dimension. A residual is added to x first."""
 
     def forward_cpu(
         self, x: torch.Tensor, residual: torch.Tensor | None = None
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        """x [..., hidden_size]; with a residual also the sum. Both are overwritten then, as by vLLM's CUDA kernel."""
+        """The norm of x [..., hidden_size]. With a residual it returns the sum, too, and overwrites both inputs."""
         tensors = (x, self.weight) if residual is None else (x, self.weight, residual)
         if self.variance_size_override is not None or not all(map(_is_plain_float32, tensors)):
             native: torch.Tensor | tuple[torch.Tensor, torch.Tensor] = self.forward_native(x, residual)
@@ -52,7 +51,7 @@ class CpuSiluAndMul(SiluAndMul):  # type: ignore[misc]  # vLLM's classes are unt
 
 @cache
 def register() -> None:
-    """Has vLLM make the layers above in place of its own, where voltserve_kernels have code for the CPU; once."""
+    """Makes vLLM use the layers above if voltserve_kernels has code for the CPU. A second call does nothing."""
     if "cpu" not in kernel_devices():
         return
     RMSNorm.register_oot(CpuRMSNorm)

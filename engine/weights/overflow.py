@@ -1,8 +1,8 @@
-"""Weights that are no numbers, and 16-bit weights that float16 cannot hold: bfloat16 reaches 3.4e38, float16 65,504.
+"""Finds weights that are NaN or infinite, and weights that overflow in float16.
 
-NaN or infinity in one tensor makes every output NaN: the engine would come up, and its first request end it. Volta
-computes in float16, so bfloat16 and float32 tensors of a checkpoint are cast at load. What rounds, or is too small for
-a normal number, is as near as float16 comes; what becomes infinite is as bad as NaN.
+NaN or infinity in one tensor makes every output NaN. The engine would start, and its first request would end it. Volta
+computes in float16, so bfloat16 and float32 tensors of a checkpoint are cast at load. float16 reaches 65,504, bfloat16
+3.4e38. Rounding and underflow are acceptable; a value that becomes infinite is as bad as NaN.
 """
 
 import torch
@@ -13,7 +13,7 @@ from quant.errors import QuantError
 from quant.formats import compressed_tensors, modelopt
 from quant.verify.layers import KV_SCALES
 
-# Kept in float32 whatever the engine's dtype is.
+# Kept in float32, whatever the engine's dtype.
 _SCALARS = tuple(
     f".{suffix}"
     for layout in (compressed_tensors.LAYOUT, modelopt.LAYOUT)
@@ -21,7 +21,7 @@ _SCALARS = tuple(
 )
 _WIDER = (torch.bfloat16, torch.float32, torch.float64)
 _E4M3 = (torch.float8_e4m3fn,)
-# Scales of what stays in 16 bits here: activations and the cache.
+# Scales of activations and of the cache, which stay in 16 bits here.
 _INPUT_SCALES = (compressed_tensors.LAYOUT.input_scale, modelopt.LAYOUT.input_scale)
 _UNUSED = tuple(f".{suffix}" for suffix in (*_INPUT_SCALES, *KV_SCALES))
 _DAMAGED = (
@@ -35,16 +35,16 @@ _REMEDY = (
 
 
 class OverflowCheck:
-    """Looks at each tensor of a checkpoint as it is loaded, and then at what the model holds."""
+    """Checks each tensor of a checkpoint as it is loaded, and then the loaded model."""
 
     def __init__(self, dtype: torch.dtype) -> None:
-        """`dtype`: what the engine computes in; only float16 can overflow."""
+        """`dtype`: the engine's. Only float16 can overflow."""
         self._dtype = dtype
         self._not_finite: list[str] = []
         self._too_large: list[str] = []
 
     def look_at(self, name: str, tensor: torch.Tensor, file: str) -> None:
-        """Remembers tensor `name` of `file` if a value of it is none, or infinite in float16."""
+        """Records tensor `name` of `file` if it has a value that is not finite, or not finite in float16."""
         if not tensor.numel() or name.endswith(_UNUSED):
             return
         stored = str(tensor.dtype).removeprefix("torch.")
@@ -54,7 +54,7 @@ class OverflowCheck:
             return
         if tensor.dtype not in (torch.float16, *_WIDER):
             return
-        ends = torch.stack(tensor.aminmax())  # NaN where any value is
+        ends = torch.stack(tensor.aminmax())  # NaN if any value is NaN
         if not ends.isfinite().all():
             value = float(ends[~ends.isfinite()][0])
             self._not_finite.append(f"{name} ({file}): expected finite values, got {value:g} in {stored}")
@@ -64,7 +64,7 @@ class OverflowCheck:
                 self._too_large.append(f"{name} ({file}): expected values within ±65,504, got {largest:g} in {stored}")
 
     def judge(self, model: nn.Module) -> None:
-        """Checks what the model holds: some tensors it does not load, some it keeps in float32.
+        """Checks the loaded model, which may not load a recorded tensor, or keep it in float32.
 
         Raises:
             QuantError: names the tensors at fault.
@@ -82,7 +82,7 @@ def _finite(tensor: torch.Tensor) -> bool:
         return True
     if tensor.dtype not in _E4M3:
         return not tensor.is_floating_point() or bool(torch.stack(tensor.aminmax()).isfinite().all())
-    # Its NaNs are the bytes 0x7F and 0xFF, and it has no infinity. Torch compares fp8 nowhere, and masks bytes slowly.
+    # E4M3 has two NaNs, 0x7F and 0xFF, and no infinity. torch cannot compare fp8, and masks bytes slowly.
     return bool(tensor.view(torch.int8).max() < e4m3.NAN and tensor.view(torch.uint8).max() < (0x80 | e4m3.NAN))
 
 
