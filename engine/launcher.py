@@ -56,7 +56,7 @@ def run(arguments: list[str]) -> None:
     except KeyboardInterrupt:
         return
     except Exception as error:
-        faults.tell(error)
+        faults.report(error)
         raise
 
 

@@ -42,7 +42,7 @@ def openmp_threads(tokens: int, positions: int, threads: int) -> int:
 
 def spare_openmp(model: Module) -> None:
     """Makes each step choose its OpenMP threads, if the kernels compute all large layers of `model`."""
-    global _threads  # noqa: PLW0603 - torch's own setting is the process's, too
+    global _threads  # noqa: PLW0603 - torch's own setting is per process, too
     layers = [module for module in model.modules() if isinstance(module, (LinearBase, ParallelLMHead))]
     if layers and all(map(_runs_on_kernels, layers)):
         _threads = torch.get_num_threads()
