@@ -220,7 +220,7 @@ MANIFEST = (
         version="0.19.1",
         fingerprint="8218f8610d8e5c7557addf473754b13c5588ddb6d81a909676ed6f3fb1dc25a5",
         make=_marking_rows,
-        reason="for a row without a possible token (NaN, or all masked) it returns any token, or one that ends the engine",
+        reason="for a row without a possible token (NaN, or all masked) it returns any, or one that ends the engine",
         drop_when="vLLM fails a request that has no possible token",
     ),
 )
