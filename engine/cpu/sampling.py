@@ -56,9 +56,7 @@ def lowest_kept(logits: torch.Tensor, k: torch.Tensor | None, p: torch.Tensor) -
     count = candidates.shape[1]
     decided = torch.ones_like(p, dtype=torch.bool)
     lowest = torch.full_like(candidates[:, :1], -torch.inf)
-    likeliest = logits.softmax(1).amax(
-        1, keepdim=True
-    )  # the highest probability; in torch, five times as fast as logsumexp
+    likeliest = logits.softmax(1).amax(1, keepdim=True)  # in torch, five times as fast as with logsumexp
     if k is not None:
         limited = (k < vocabulary)[:, None]
         decided &= ~limited[:, 0] | (k <= count)
