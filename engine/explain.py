@@ -1,7 +1,11 @@
 """The engine's decisions on V100s, computed without one: `python -m engine.explain`, for `voltserve explain`.
 
-It reads one JSON object from standard input: the arguments of `volta.explain`, `hybrid` (recurrent layers),
-`recording_disabled`, and `matrix` [rows, columns, group size] of a layer on one rank. It prints the choices as JSON.
+It reads one JSON object from standard input and prints the choices as JSON. The object has the arguments of
+`volta.explain`, and besides:
+
+- `hybrid`: the model has recurrent layers.
+- `recording_disabled`: no step is recorded.
+- `matrix`: [rows, columns, group size] of a layer on one rank.
 """
 
 import json
@@ -15,8 +19,8 @@ from engine.steps import recording
 from engine.volta import Choice
 
 V100_ARCH, V100_PROCESSORS = 70, 80
-# Numbers of tokens at which a route may begin: blocks of tokens (plan.h) change after powers of two and among the
-# smallest numbers, and cuBLAS starts after 768.
+# Numbers of tokens at which a route may begin. Blocks of tokens (plan.h) change after powers of two and among the
+# smallest numbers. cuBLAS starts after 768.
 BEGINNINGS = (1, 2, 3, 4, 5, 9, 17, 33, 65, 129, 257, 513, 769, 1025, 2049)
 
 

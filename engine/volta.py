@@ -136,8 +136,8 @@ ALL_REDUCE_KEY = "voltserve_all_reduce"
 def choose_all_reduce(ranks: int, *, disabled: bool, links: Links, no_peers: bool, probe: str | None) -> Choice:
     """How ranks exchange sums of up to 1 MiB (engine/collective/all_reduce.py): a Transport, or NCCL.
 
-    Larger sums always go through NCCL. `no_peers`: NCCL_P2P_DISABLE is set. `probe`: the problem that a write through
-    peer memory showed when it was read back, "" if every byte was right, None if it was not tried.
+    Larger sums always go through NCCL. `no_peers`: NCCL_P2P_DISABLE is set. `probe`: the problem of a write through
+    peer memory that was read back. It is "" if every byte was right, None if it was not tried.
     """
     if ranks == 1:
         return Choice(ALL_REDUCE, "none", "one GPU computes alone")

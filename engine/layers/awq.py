@@ -3,8 +3,8 @@
 vLLM's AWQ kernels have no code for compute capability 7.0, but its gptq_gemm does. Both compute the same weights,
 (q - zero) * scale, from different layouts. Eight 4-bit values are packed per int32:
 
-- AWQ (github.com/mit-han-lab/llm-awq): qweight [K, N/8] and qzeros [K/g, N/8] along N, columns 0, 2, 4, 6, 1, 3, 5, 7
-  from the lowest bits up; scales [K/g, N].
+- AWQ (github.com/mit-han-lab/llm-awq): qweight [K, N/8] and qzeros [K/g, N/8] along N; scales [K/g, N].
+  From the lowest bits up, an int32 holds columns 0, 2, 4, 6, 1, 3, 5, 7.
 - GPTQ, version 2 (github.com/ModelCloud/GPTQModel): qweight [K/8, N] along K and qzeros [K/g, N/8] along N, in order.
 """
 

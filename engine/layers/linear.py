@@ -156,7 +156,7 @@ class QuasarNvfp4LinearMethod(LinearMethodBase):  # type: ignore[misc]  # vLLM's
             layer.row_factor = Parameter(tensor.row_factor, requires_grad=False)
             # Kept outside the module as well, since a module looks up its parameters at each call.
             self._operands = (packed, scales, tensor.row_factor, self.group_size)
-            self._product = torch.ops.voltserve.nvfp4_linear.default
+            self._gemm = torch.ops.voltserve.nvfp4_linear.default
 
     def apply(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """x [..., K] to [..., N] in x's dtype."""
@@ -165,7 +165,7 @@ class QuasarNvfp4LinearMethod(LinearMethodBase):  # type: ignore[misc]  # vLLM's
         if self.route.name == "dense":
             y: torch.Tensor = self._dense.apply(layer, x, bias)
         else:
-            y = self._product(x, *self._operands, bias)
+            y = self._gemm(x, *self._operands, bias)
         return y
 
     def _read(self, layer: Module) -> NVFP4Tensor:

@@ -147,8 +147,8 @@ class QuasarNvfp4MoEMethod(FusedMoEMethodBase):  # type: ignore[misc]  # vLLM's 
         tokens, top_k = topk_ids.shape
         experts: int = layer.w13_row_factor.shape[0]
         order = align(topk_ids, experts, block_size(tokens * top_k, experts))
-        gate_up = self._product(layer, "w13", x.contiguous(), order, top_k)
-        down = self._product(layer, "w2", self._activate(gate_up), order, 1)
+        gate_up = self._gemm(layer, "w13", x.contiguous(), order, top_k)
+        down = self._gemm(layer, "w2", self._activate(gate_up), order, 1)
         return torch.bmm(topk_weights.to(down.dtype).unsqueeze(1), down.view(tokens, top_k, down.shape[1])).squeeze(1)
 
     def apply_monolithic(self, layer: Any, x: torch.Tensor, router_logits: torch.Tensor) -> torch.Tensor:
@@ -177,7 +177,7 @@ class QuasarNvfp4MoEMethod(FusedMoEMethodBase):  # type: ignore[misc]  # vLLM's 
     def _suffixes(self) -> tuple[str, str, str]:
         return self._layout.codes, self._layout.scales, self._layout.global_scale
 
-    def _product(self, layer: Module, name: str, x: torch.Tensor, order: Slots, top_k: int) -> torch.Tensor:
+    def _gemm(self, layer: Module, name: str, x: torch.Tensor, order: Slots, top_k: int) -> torch.Tensor:
         parts = (getattr(layer, f"{name}_{part}") for part in ("packed", "scales", "row_factor"))
         y: torch.Tensor = torch.ops.voltserve.nvfp4_moe_linear(x, *parts, self.group_size, *order, top_k)
         return y

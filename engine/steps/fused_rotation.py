@@ -104,9 +104,9 @@ def _part(item: Any, readers: Any = None) -> Any:
     source = item.args[0] if is_item(item) else None
     others = {user for user in item.users if name_of(user) != "size"}
     if source is None or name_of(source) != "split" or (readers is not None and others != readers):
-        raise NotFused("query and key are not parts of one product")
+        raise NotFused("query and key are not parts of one GEMM's result")
     if set(source.args[0].users) != {source} or not all(is_item(user) for user in source.users):
-        raise NotFused("something else reads the product before the rotation")
+        raise NotFused("something else reads the GEMM's result before the rotation")
     return item
 
 

@@ -47,4 +47,4 @@ def _expect_fits(out: Any, x: Any) -> None:
         raise NotFused(f"expected a result in memory of its own, got {name_of(out)}")
 
 
-PATTERN = Pattern("silu and product", _starts_at, _fuse)
+PATTERN = Pattern("SiLU and multiplication", _starts_at, _fuse)

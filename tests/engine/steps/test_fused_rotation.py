@@ -131,7 +131,7 @@ def changed_after(layer: Layer) -> None:
     layer.after(layer.heads[0], layer.heads[0], 1)
 
 
-def product_is_kept(layer: Layer) -> None:
+def result_is_kept(layer: Layer) -> None:
     layer.after(layer.split, layer.split.args[0], 1)
 
 
@@ -154,7 +154,7 @@ def in_float32(layer: Layer) -> None:
         (other_reader, True, "something else reads the rotated"),
         (other_reader, False, "something else reads the rotated"),
         (changed_after, True, "something else reads the rotated"),
-        (product_is_kept, False, "something else reads the product"),
+        (result_is_kept, False, "something else reads the GEMM's result"),
         (one_norm, True, "in different ways"),
         (wide_norm, True, "not over single heads"),
         (in_float32, True, "not all float16"),
