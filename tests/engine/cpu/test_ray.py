@@ -20,7 +20,8 @@ def test_ray_stays_where_it_was_asked_for(asked: str, kept: str, monkeypatch: py
     environment: dict[str, str] = {}
     monkeypatch.setattr(cpu_ray.os, "environ", environment)
     parallel = SimpleNamespace(distributed_executor_backend=asked, worker_cls="vllm.v1.worker.cpu_worker.CPUWorker")
-    RecordingCpuPlatform.check_and_update_config(SimpleNamespace(parallel_config=parallel))
+    cache = SimpleNamespace(cache_dtype="auto")
+    RecordingCpuPlatform.check_and_update_config(SimpleNamespace(parallel_config=parallel, cache_config=cache))
     assert parallel.distributed_executor_backend == kept
     assert (parallel.worker_cls == cpu_ray.WORKER) == (asked == "ray")
     assert environment == ({cpu_ray.CHANNEL: "shm"} if asked == "ray" else {})
