@@ -1,4 +1,4 @@
-"""What every pattern of engine/steps/fusion.py builds on; each pattern has a test of its own."""
+"""The parts that all patterns share, and the report of a fusion. Each pattern has its own test."""
 
 from __future__ import annotations
 
