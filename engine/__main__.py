@@ -1,17 +1,17 @@
-"""`python -m engine <flags of vllm serve>`: what must happen before anything heavy is imported, then the server."""
+"""`python -m engine <flags of vllm serve>`: sets the process up before any heavy import, then starts the server."""
 
 import os
 import sys
 
-from engine import process, progress
+from engine import environment, process, progress
 
 
 def main() -> None:
-    """Serves until SIGTERM or until the engine dies."""
+    """Serves until SIGTERM, or until the engine dies."""
     progress.phase("importing")
     process.become_launcher()
     if process.spans_machines(sys.argv):
-        os.environ[process.OVER_RAY_VARIABLE] = "1"
+        os.environ[environment.OVER_RAY] = "1"
     else:
         process.stay_on_loopback(os.environ)
 

@@ -1,7 +1,11 @@
-"""What the engine would decide on V100s, found out without one: `python -m engine.explain`, for `voltserve explain`.
+"""The engine's decisions on V100s, computed without one: `python -m engine.explain`, for `voltserve explain`.
 
-Reads what `volta.explain` takes, `hybrid` (recurrent layers), `recording_disabled`, and `matrix` [rows, columns, group
-size] of a layer on one rank, as JSON from standard input; prints the choices as JSON.
+It reads one JSON object from standard input and prints the choices as JSON. The object has the arguments of
+`volta.explain`, and besides:
+
+- `hybrid`: the model has recurrent layers.
+- `recording_disabled`: no step is recorded.
+- `matrix`: [rows, columns, group size] of a layer on one rank.
 """
 
 import json
@@ -15,20 +19,21 @@ from engine.steps import recording
 from engine.volta import Choice
 
 V100_ARCH, V100_PROCESSORS = 70, 80
-# Where a route may begin: blocks of tokens (plan.h) after a power of two or among the first few, cuBLAS after 768.
+# Numbers of tokens at which a route may begin. Blocks of tokens (plan.h) change after powers of two and among the
+# smallest numbers. cuBLAS starts after 768.
 BEGINNINGS = (1, 2, 3, 4, 5, 9, 17, 33, 65, 129, 257, 513, 769, 1025, 2049)
 
 
 def choose_routes(route: Callable[[int], str]) -> list[Choice]:
-    """The kernel of each number of tokens, adjacent numbers of the same kernel together. `route`: "NAME: REASON"."""
+    """The kernel per number of tokens; adjacent numbers with one kernel are merged. `route`: "NAME: REASON"."""
     begins: list[tuple[int, str]] = []
     for tokens in BEGINNINGS:
         if not begins or begins[-1][1] != route(tokens):
             begins.append((tokens, route(tokens)))
     ends = [first - 1 for first, _ in begins[1:]]
     choices = []
-    for (first, told), last in zip(begins, [*ends, None], strict=True):
-        name, _, reason = told.partition(": ")
+    for (first, chosen), last in zip(begins, [*ends, None], strict=True):
+        name, _, reason = chosen.partition(": ")
         if last is None:
             span = f"{first} tokens and more"
         else:

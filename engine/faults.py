@@ -1,7 +1,7 @@
-"""What ended a process of the engine, told to the supervisor by that process and not through the log.
+"""Reports to the supervisor which exception ends a process of the engine, by a datagram instead of the log.
 
-While an engine serves, its log repeats what clients wrote: a refused request's traceback, the requests of a failed
-step. So the supervisor believes the log only until the engine is ready, and these datagrams from then on.
+While an engine serves, its log repeats clients' words: in a refused request's traceback, and in the requests of a
+failed step. So the supervisor trusts the log only until the engine is ready. From then on it trusts these datagrams.
 """
 
 import logging
@@ -11,8 +11,8 @@ from engine import progress
 
 MAX_CHAIN = 5  # exceptions of one chain of causes, the root first
 
-# The messages with which vLLM logs the exception that ends a process of the engine, by logger; those that it logs for
-# one request's failure are not among them. A message whose arguments are process names is told as it is.
+# vLLM's log messages for an exception that ends a process of the engine, by logger. Messages for one request's failure
+# are not among them.
 EXCEPTIONS = {
     "vllm.v1.engine.core": ("EngineCore failed to start.", "EngineCore encountered a fatal error."),
     "vllm.v1.executor.multiproc_executor": (
@@ -21,31 +21,32 @@ EXCEPTIONS = {
         "WorkerProc hit an exception.",
     ),
 }
+# Messages that are reported with their arguments, which are process names.
 MESSAGES = {
     "vllm.v1.executor.multiproc_executor": ("Worker proc %s died unexpectedly, shutting down executor.",),
 }
 
 
-class Teller(logging.Handler):
-    """Listens to vLLM's log for the end of a process."""
+class FaultHandler(logging.Handler):
+    """Watches vLLM's log for the end of a process."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Called by logging in the process that fails."""
+        """Reports `record` if it is about the end of a process. logging calls this in the failing process."""
         if record.msg in MESSAGES.get(record.name, ()):
             progress.fault("", record.getMessage())
         elif record.exc_info and record.exc_info[1] and record.msg in EXCEPTIONS.get(record.name, ()):
-            tell(record.exc_info[1])
+            report(record.exc_info[1])
 
 
 def listen() -> None:
-    """Has this process, and those forked off it, tell how they end. A second call does nothing."""
+    """Makes this process and its forked children report how they end. A second call does nothing."""
     log = logging.getLogger("vllm")
-    if not any(isinstance(handler, Teller) for handler in log.handlers):
-        log.addHandler(Teller(logging.ERROR))
+    if not any(isinstance(handler, FaultHandler) for handler in log.handlers):
+        log.addHandler(FaultHandler(logging.ERROR))
 
 
-def tell(error: BaseException) -> None:
-    """Tells an exception that ends this process, its causes first."""
+def report(error: BaseException) -> None:
+    """Reports an exception that ends this process, root cause first."""
     chain = [error]
     while len(chain) < MAX_CHAIN and (cause := chain[-1].__cause__ or chain[-1].__context__) and cause not in chain:
         chain.append(cause)

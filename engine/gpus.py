@@ -1,4 +1,4 @@
-"""The GPUs that CUDA shows this process, read through NVML: without a CUDA context processes can still be forked."""
+"""The GPUs that CUDA shows this process, read through NVML. It makes no CUDA context, so the process can fork."""
 
 import contextlib
 import importlib.metadata
@@ -6,7 +6,8 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 
-from engine.volta import FORCE_VARIABLE, Gpu
+from engine.environment import FORCE_VOLTA
+from engine.volta import Gpu
 
 
 def forced(environ: Mapping[str, str]) -> bool:
@@ -15,9 +16,9 @@ def forced(environ: Mapping[str, str]) -> bool:
     Raises:
         ValueError: the variable is neither 0 nor 1.
     """
-    value = environ.get(FORCE_VARIABLE, "0")
+    value = environ.get(FORCE_VOLTA, "0")
     if value not in ("0", "1"):
-        raise ValueError(f"{FORCE_VARIABLE}: expected 0 or 1, got {value!r}")
+        raise ValueError(f"{FORCE_VOLTA}: expected 0 or 1, got {value!r}")
     return value == "1"
 
 
@@ -31,7 +32,7 @@ def engine_is_cuda_build() -> bool:
 
 @cache
 def visible() -> tuple[Gpu, ...]:
-    """The visible GPUs in CUDA's order; none where there is no driver."""
+    """The visible GPUs in CUDA's order; none without a driver."""
     import pynvml
 
     try:
@@ -57,10 +58,10 @@ def physical_indexes() -> tuple[int, ...]:
 
 
 def select(uuids: Sequence[str], entries: str | None) -> tuple[int, ...]:
-    """Indexes into `uuids` of what CUDA_VISIBLE_DEVICES = `entries` (None: unset) leaves.
+    """Indexes into `uuids` of the GPUs that CUDA_VISIBLE_DEVICES = `entries` (None: unset) shows.
 
-    Entries are indexes or beginnings of UUIDs; the first that is neither ends the list (CUDA C++ Programming Guide,
-    "CUDA Environment Variables").
+    Entries are indexes or prefixes of UUIDs. The first invalid entry ends the list (CUDA C++ Programming Guide, "CUDA
+    Environment Variables").
     """
     if entries is None:
         return tuple(range(len(uuids)))

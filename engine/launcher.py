@@ -1,7 +1,10 @@
 """vLLM's OpenAI API server, assembled from vLLM's own parts.
 
-Beside `vllm serve` it tells the gateway what it is doing, reports weight loading (`--load-format voltserve` is the
-default), and forks the engine process off this one, where vLLM would import everything again in a new interpreter.
+It differs from `vllm serve` in three ways:
+
+- It reports to the gateway what it is doing.
+- `--load-format voltserve`, which reports weight loading, is the default.
+- It forks the engine process. vLLM would start a new interpreter, which imports everything again.
 """
 
 import asyncio
@@ -39,13 +42,13 @@ from engine.weights.loader import LOAD_FORMAT
 
 PULSE_INTERVAL = 1.0  # seconds
 START_METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
-# vLLM asks libiomp for its distributed barrier, with which the process crashes when a thread that has run an OpenMP
-# region ends (distributedBarrier::deallocate; seen with a thread pool at load).
+# vLLM asks libiomp for its distributed barrier. With it the process crashes when a thread ends that has run an OpenMP
+# region (distributedBarrier::deallocate; seen with a thread pool at load).
 CRASHING_BARRIERS = tuple(f"KMP_{kind}_BARRIER_PATTERN" for kind in ("FORKJOIN", "PLAIN", "REDUCTION"))
 
 
 def run(arguments: list[str]) -> None:
-    """Serves until SIGTERM or until the engine dies. Exits with status 2 where the flags are wrong."""
+    """Serves until SIGTERM, or until the engine dies. Exits with status 2 if the flags are wrong."""
     args = parse(arguments)
     try:
         patches.apply(forced=gpus.forced(os.environ), serving=True)
@@ -53,12 +56,12 @@ def run(arguments: list[str]) -> None:
     except KeyboardInterrupt:
         return
     except Exception as error:
-        faults.tell(error)
+        faults.report(error)
         raise
 
 
 def parse(arguments: list[str]) -> Namespace:
-    """The flags of `vllm serve`, with our defaults. Exits with status 2 where they are wrong."""
+    """Parses the flags of `vllm serve`, with our defaults. Exits with status 2 if they are wrong."""
     load_general_plugins()  # the quantization methods and load formats that flags may name
     parser = make_arg_parser(FlexibleArgumentParser(prog="python -m engine"))
     parser.set_defaults(load_format=LOAD_FORMAT)
@@ -86,7 +89,7 @@ async def _serve(args: Namespace) -> None:
     decorate_logs("APIServer")
     address, sock = setup_server(args)
     os.register_at_fork(after_in_child=sock.close)
-    # Until the server is up. vLLM's own handler raises KeyboardInterrupt, which its wait for the engine swallows.
+    # In place until the server is up. vLLM's handler raises KeyboardInterrupt, which its wait for the engine swallows.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     async with _engine(args) as engine:
         children = multiprocessing.active_children()
@@ -98,7 +101,7 @@ async def _serve(args: Namespace) -> None:
         pulse.cancel()
         warm.cancel()
         exits = [(child.name, child.exitcode) for child in children]
-        # Told to stop at the same time as this process, they end with 0, and perhaps before it.
+        # Children that were stopped together with this process end with 0, perhaps before it.
         died = describe_exits(exits) if engine.errored and any(code != 0 for _, code in exits) else ""
     try:
         await shutdown
@@ -110,17 +113,17 @@ async def _serve(args: Namespace) -> None:
 
 
 async def _stop_when_dead(engine: EngineClient) -> None:
-    """Ends the server soon after the engine has died; vLLM itself looks every five seconds, and then exits with 0."""
+    """Ends the server soon after the engine has died. vLLM itself checks every five seconds, and then exits with 0."""
     while not engine.errored:  # noqa: ASYNC110 - vLLM offers no event to wait for
         await asyncio.sleep(0.2)
     os.kill(os.getpid(), signal.SIGTERM)
 
 
 async def _pulse(engine: EngineClient) -> None:
-    """Tells the gateway each second that the engine process is not stuck.
+    """Reports to the gateway each second that the engine process is not stuck.
 
-    It answers this question between two steps, however many requests wait, and does not answer it while it hangs in
-    one. vLLM's own /health looks only whether the process exists.
+    The engine process answers between two steps, however many requests wait. While a step hangs it does not answer.
+    vLLM's own /health only checks that the process exists.
     """
     with contextlib.suppress(EngineDeadError):
         while True:
@@ -130,14 +133,17 @@ async def _pulse(engine: EngineClient) -> None:
 
 
 def describe_exits(children: Iterable[tuple[str, int | None]]) -> str:
-    """How the engine's processes (name, exit code or minus the signal; None while it runs) ended, for people."""
-    told = []
+    """How the engine's processes ended, for people.
+
+    `children`: name and exit code of each. A signal is minus its number; None means that the process still runs.
+    """
+    ends = []
     for name, code in children:
         if code is not None and code < 0:
-            told.append(f"{name} was killed by {signal.Signals(-code).name}")
+            ends.append(f"{name} was killed by {signal.Signals(-code).name}")
         else:
-            told.append(f"{name} still runs" if code is None else f"{name} exited with {code}")
-    return "; ".join(told)
+            ends.append(f"{name} still runs" if code is None else f"{name} exited with {code}")
+    return "; ".join(ends)
 
 
 @contextlib.asynccontextmanager
@@ -147,8 +153,8 @@ async def _engine(args: Namespace) -> AsyncIterator[IsolatingLLM]:
     asked_for = os.environ.get(START_METHOD)
     inspect_here(args.model)
     config = AsyncEngineArgs.from_cli_args(args).create_engine_config(UsageContext.OPENAI_API_SERVER)
-    # vLLM's CPU platform has just put `spawn` there. Forking is safe in this process, where no OpenMP region has run
-    # yet; where CUDA is initialized already, vLLM spawns all the same.
+    # vLLM's CPU platform has just set `spawn`. Forking is safe here: no OpenMP region has run in this process yet.
+    # If CUDA is initialized already, vLLM spawns all the same.
     os.environ[START_METHOD] = asked_for or "fork"
     for name in CRASHING_BARRIERS:
         os.environ.pop(name, None)
@@ -165,7 +171,7 @@ async def _engine(args: Namespace) -> AsyncIterator[IsolatingLLM]:
     )
     engine.grammars = grammars
     try:
-        await engine.reset_mm_cache()  # memory that profiling leaves behind
+        await engine.reset_mm_cache()  # frees memory that profiling left behind
         if current_platform.is_cuda():
             progress.settle(await graph_check.check(engine))
         yield engine
@@ -176,10 +182,10 @@ async def _engine(args: Namespace) -> AsyncIterator[IsolatingLLM]:
 def inspect_here(model: str) -> None:
     """Imports the class of the model in directory `model` and registers it with vLLM as already inspected.
 
-    vLLM finds out what a model class can do in a new interpreter, lest importing the class initializes CUDA in this
-    one. That takes some ten seconds when a machine first sees the architecture, and the engine process forked later
-    needs the class anyway; should CUDA be initialized by it, vLLM spawns that process, which is slower and as right.
-    What is no local directory is left to vLLM.
+    vLLM inspects a model class in a new interpreter, since importing the class may initialize CUDA. That takes about
+    ten seconds when a machine first sees the architecture, and the forked engine process needs the class anyway. If
+    the import does initialize CUDA, vLLM spawns the engine process, which is slower but just as correct. A model that
+    is no local directory is left to vLLM.
     """
     config = Path(model) / "config.json"
     if not config.is_file():

@@ -1,7 +1,7 @@
-"""The patch manifest: what we replace in torch and vLLM because no extension point reaches it.
+"""The patch manifest: code of torch and vLLM that we replace because no extension point reaches it.
 
-Each entry says what, why and until when, and holds the checksum of the code it was written against; with other code the
-engine refuses to start.
+Each entry says what it replaces, why, and when to drop it. It holds the checksum of the code that it was written for.
+With other code the engine refuses to start.
 """
 
 import copy
@@ -21,12 +21,12 @@ from engine import progress
 
 
 class PatchMismatchError(RuntimeError):
-    """The code that a patch replaces is not the code it was written against."""
+    """The code that a patch replaces differs from the code that it was written for."""
 
 
 @dataclass(frozen=True)
 class Patch:
-    """One replacement. `make` gets the original and returns what stands in for it."""
+    """One replacement. `make` takes the original and returns its replacement."""
 
     target: str  # module:attribute, or module:class.attribute
     distribution: str
@@ -37,7 +37,7 @@ class Patch:
     drop_when: str
 
     def apply(self) -> None:
-        """Puts the replacement in place; a second call does nothing.
+        """Installs the replacement. A second call does nothing.
 
         Raises:
             PatchMismatchError: another version is installed, or the original's source differs.
@@ -65,14 +65,14 @@ class Patch:
 
 
 def apply(*, forced: bool = False, over_ray: bool = False, serving: bool = False, in_worker: bool = False) -> None:
-    """Applies the manifest. Raises PatchMismatchError before anything is half done by the engine.
+    """Applies the manifest. Raises PatchMismatchError before the engine does anything else.
 
-    `in_worker`: a worker's model runner is imported; what is for that is applied instead.
-
-    `over_ray`: Ray starts the workers. What is for that is left out elsewhere, since looking at it imports Ray.
-    `serving`: clients' requests come to this process.
-    `forced` (VOLTSERVE_FORCE_VOLTA, for trials on other GPUs with other releases): what does not match is left as it
-    is, and told.
+    Args:
+        forced: VOLTSERVE_FORCE_VOLTA is set, for trials on other GPUs with other releases. A patch that does not match
+            is left out and reported.
+        over_ray: Ray starts the workers. Its patches are left out elsewhere, since checking them imports Ray.
+        serving: clients' requests arrive in this process.
+        in_worker: a worker has imported its model runner. Only the patches for that are applied.
     """
     chosen = IN_WORKERS if in_worker else (*MANIFEST, *(OVER_RAY if over_ray else ()), *(SERVING if serving else ()))
     for patch in chosen:
@@ -183,8 +183,8 @@ MANIFEST = (
         version="2.10.0",
         fingerprint="5e4ae7b3a73720833b69a0c76e59d3634b82f2ddf27fce16c355a4aeb12c52f3",
         make=_store_on_its_own_address,
-        reason="its store listens on every interface even when the address to meet at is a loopback one",
-        drop_when="torch binds the store of a tcp:// rendezvous to the host name given",
+        reason="its store listens on every interface even if the rendezvous address is a loopback one",
+        drop_when="torch binds the store of a tcp:// rendezvous to the given host name",
     ),
     Patch(
         target="vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors:CompressedTensorsWNA16",
@@ -192,8 +192,8 @@ MANIFEST = (
         version="0.19.1",
         fingerprint="7bcc7b933ceab9806f1b5dc98f7f78901895dc4c1eb821aa123052c91b880975",
         make=_from_volta_on,
-        reason="it demands compute capability 7.5 although one of its kernels (exllama's) asks for 6.0 only",
-        drop_when="vLLM leaves the capability to the kernels that it chooses from",
+        reason="it demands compute capability 7.5 although one of its kernels (exllama's) needs only 6.0",
+        drop_when="vLLM leaves the check of the capability to its kernels",
     ),
     Patch(
         target="vllm.v1.sample.ops.topk_topp_sampler:TopKTopPSampler.forward_cpu",
@@ -201,9 +201,9 @@ MANIFEST = (
         version="0.19.1",
         fingerprint="6ad57ddd21b10c0c46ff46e265b37178d0bf0242b516f60b7cd0cbab85e8de66",
         make=_seeded_among_few,
-        reason="it forgets a request's seed beside requests without one; it compiles its draw at the first sampled "
-        "request, for seconds, or dies without a compiler; and it draws a random number for each token",
-        drop_when="vLLM's CPU sampler keeps seeds in a mixed batch, compiles nothing, and draws among what is kept",
+        reason="it ignores a request's seed if another request of the step has none; it compiles its draw for seconds "
+        "at the first sampled request, or fails without a compiler; and it draws a random number per token",
+        drop_when="vLLM's CPU sampler keeps seeds in a mixed batch, compiles nothing, and draws among kept tokens only",
     ),
     Patch(
         target="vllm.v1.sample.ops.topk_topp_sampler:apply_top_k_top_p_pytorch",
@@ -211,8 +211,8 @@ MANIFEST = (
         version="0.19.1",
         fingerprint="d6bcc4924866e6b9b049a7a908d77a07d396fa38d1bdb5334fc98ac55067365e",
         make=_by_candidates,
-        reason="it sorts the vocabulary for each token, which costs a small model on a CPU half a step",
-        drop_when="vLLM's CPU sampler finds what top-p keeps without sorting",
+        reason="it sorts the vocabulary per token, which costs a small model on a CPU half a step",
+        drop_when="vLLM's CPU sampler applies top-p without sorting",
     ),
     Patch(
         target="vllm.v1.sample.sampler:Sampler",
@@ -220,12 +220,12 @@ MANIFEST = (
         version="0.19.1",
         fingerprint="8218f8610d8e5c7557addf473754b13c5588ddb6d81a909676ed6f3fb1dc25a5",
         make=_marking_rows,
-        reason="it returns some token of a row where none is possible (NaN, or all masked), or one that ends all",
-        drop_when="vLLM fails a request that no token is possible for",
+        reason="for a row without a possible token (NaN, or all masked) it returns any, or one that ends the engine",
+        drop_when="vLLM fails a request that has no possible token",
     ),
 )
 
-# Applied where a worker loads its model: importing what they replace initializes CUDA.
+# Applied when a worker loads its model, since importing the originals initializes CUDA.
 IN_WORKERS = (
     Patch(
         target="vllm.v1.worker.gpu_model_runner:GPUModelRunner._prepare_input_ids",
@@ -233,12 +233,12 @@ IN_WORKERS = (
         version="0.19.1",
         fingerprint="64743590168b91704f1043c3dc82218d145685f597832f49ca046342ceae3bf8",
         make=_feeding_tokens,
-        reason="where steps overlap it feeds the mark of a row without a token to the embedding, which ends the engine",
-        drop_when="vLLM fails a request that no token is possible for",
+        reason="if steps overlap, it feeds the mark of a row without a token to the embedding, which ends the engine",
+        drop_when="vLLM fails a request that has no possible token",
     ),
 )
 
-# In the process that clients' requests come to, and nowhere else.
+# Only in the process where clients' requests arrive.
 SERVING = (
     Patch(
         target="vllm.entrypoints.openai.api_server:build_app",
@@ -246,8 +246,8 @@ SERVING = (
         version="0.19.1",
         fingerprint="cbc11b75aa03d056ee904e6dae028463256a3a1d781ac0e0e62ba97594717a1e",
         make=_with_our_routes,
-        reason="its routes answer 500 to some wrong requests, and let errors into streams that have begun",
-        drop_when="vLLM lets an application be passed to build_and_serve",
+        reason="its routes answer 500 to some invalid requests, and put errors into streams that have begun",
+        drop_when="vLLM accepts an application in build_and_serve",
     ),
     Patch(
         target="vllm.entrypoints.openai.chat_completion.serving:OpenAIServingChat",
@@ -255,8 +255,8 @@ SERVING = (
         version="0.19.1",
         fingerprint="89f88e53642e5ad37d64da0e727f617155b37a3f60a35b40c333d9891c4df62f",
         make=_with_true_reasons,
-        reason="a streamed call that max_tokens cuts ends with the reason tool_calls",
-        drop_when="vLLM says length of a call that max_tokens cut, streamed or not",
+        reason="a streamed call that max_tokens cuts off ends with the reason tool_calls",
+        drop_when="vLLM reports length for a call that max_tokens cuts off, streamed or not",
     ),
     Patch(
         target="vllm.v1.engine.detokenizer:FastIncrementalDetokenizer",
@@ -264,8 +264,8 @@ SERVING = (
         version="0.19.1",
         fingerprint="2d523932fabfac3607adf0290b49ca6e69efffa6478955210b0e988b23690fa0",
         make=_after_whole_characters,
-        reason="after a prompt that ends inside of a character it returns the prompt's text, too",
-        drop_when="tokenizers' DecodeStream takes a prompt's end for given, whole character or not",
+        reason="after a prompt that ends inside a character it also returns the prompt's text",
+        drop_when="tokenizers' DecodeStream accepts a prompt that ends inside a character",
     ),
 )
 
@@ -276,8 +276,8 @@ OVER_RAY = (
         version="0.19.1",
         fingerprint="86e2eecc4ebefbefec0d87b6100a55209f6e9622437e2383d3f12cc84d44cae3",
         make=_results_of_its_own,
-        reason="its results hold arrays (log probabilities) in the memory that Ray's next result is to go to, and the "
-        "engine keeps them until it has that next result: with log probabilities asked for it would stop for ever",
-        drop_when="vLLM copies what it keeps of a compiled graph's result",
+        reason="its results hold arrays (log probabilities) in the memory that Ray's next result needs, and the engine "
+        "keeps them until that result arrives: a request for log probabilities would stop the engine for ever",
+        drop_when="vLLM copies the parts of a compiled graph's result that it keeps",
     ),
 )

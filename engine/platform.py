@@ -1,7 +1,7 @@
-"""vLLM's CUDA platform on Tesla V100s: carries out what `engine.volta` decides, and tells it.
+"""vLLM's CUDA platform on Tesla V100s: carries out and reports what `engine.volta` decides.
 
-Imported only where `plugin.platform` chose it; importing it needs vLLM's CUDA build. vllm.config asks for the platform
-while it is imported itself, so what is in there is imported late.
+vLLM imports it only if `plugin.platform` chose it. The import needs vLLM's CUDA build. vllm.config asks for the
+platform during its own import, so this module imports names of vllm.config late.
 """
 
 import json
@@ -28,9 +28,9 @@ PROBE_LIMIT = 90.0  # seconds; importing torch and creating contexts on four GPU
 
 
 class VoltaPlatform(CudaPlatform):  # type: ignore[misc]  # vLLM's classes are untyped
-    """`_enum` stays CUDA: all that vLLM does on NVIDIA GPUs it does here, too."""
+    """`_enum` stays CUDA, so vLLM does here what it does on other NVIDIA GPUs."""
 
-    # Of what vLLM compiles beside the model (sampling, log probabilities): not compiled either.
+    # vLLM compiles functions beside the model, too (sampling, log probabilities). They stay eager here.
     simple_compile_backend = "eager"
 
     @property
@@ -40,7 +40,7 @@ class VoltaPlatform(CudaPlatform):  # type: ignore[misc]  # vLLM's classes are u
 
     @classmethod
     def get_device_capability(cls, device_id: int = 0) -> DeviceCapability:
-        """7.0, also of a GPU that was forced: what must not run on a V100 does not run there either."""
+        """7.0, also for a forced GPU, so that kernels unfit for a V100 do not run there either."""
         return DeviceCapability(*volta.CAPABILITY)
 
     @classmethod
@@ -51,7 +51,7 @@ class VoltaPlatform(CudaPlatform):  # type: ignore[misc]  # vLLM's classes are u
 
     @classmethod
     def device_id_to_physical_device_id(cls, device_id: int) -> int:
-        """NVML's index of CUDA's; vLLM's own reads no UUIDs in CUDA_VISIBLE_DEVICES."""
+        """NVML's index of a CUDA index. vLLM's own method does not read UUIDs in CUDA_VISIBLE_DEVICES."""
         return gpus.physical_indexes()[device_id]
 
     @classmethod
@@ -61,10 +61,10 @@ class VoltaPlatform(CudaPlatform):  # type: ignore[misc]  # vLLM's classes are u
         attn_selector_config: "AttentionSelectorConfig",
         num_heads: int | None = None,
     ) -> str:
-        """The class of `volta.choose_attention`'s choice, after vLLM has checked that it takes such a layer.
+        """The class of the backend that `volta.choose_attention` chooses, after vLLM has checked the layer.
 
         Raises:
-            ValueError: it does not, or no backend takes heads of this size.
+            ValueError: it does not take the layer, or no backend takes heads of this size.
         """
         if attn_selector_config.use_mla:
             mla: str = super().get_attn_backend_cls(selected_backend, attn_selector_config, num_heads)
@@ -102,7 +102,7 @@ class VoltaPlatform(CudaPlatform):  # type: ignore[misc]  # vLLM's classes are u
 
     @classmethod
     def check_and_update_config(cls, vllm_config: "VllmConfig") -> None:
-        """float16 throughout, and the all-reduce that can be trusted.
+        """Sets float16 throughout, and chooses an all-reduce that works on these GPUs.
 
         Raises:
             ValueError: a dtype that a V100 does not compute in, for the model or its cache.
@@ -122,19 +122,19 @@ class VoltaPlatform(CudaPlatform):  # type: ignore[misc]  # vLLM's classes are u
         probe = try_peer_memory(ranks) if try_out else None
         chosen = volta.choose_all_reduce(ranks, disabled=disabled, links=links, no_peers=no_peers, probe=probe)
         vllm_config.additional_config[volta.ALL_REDUCE_KEY] = progress.settle(chosen).choice
-        parallel.disable_custom_all_reduce = True  # vLLM's own, in whose place ours is
+        parallel.disable_custom_all_reduce = True  # vLLM's own; ours replaces it
 
     @classmethod
     def get_device_communicator_cls(cls) -> str:
-        """By name, what a group of ranks talks through."""
+        """The import path of the communicator of a group of ranks."""
         return "engine.collective.communicator.VoltaCommunicator"
 
 
 @cache
 def try_peer_memory(ranks: int) -> str:
-    """Writes through peer memory between the first `ranks` GPUs and reads back; returns what went wrong, or "".
+    """Writes through peer memory between the first `ranks` GPUs and reads back. Returns what failed, or "".
 
-    In a process of its own, since it may hang.
+    It runs in a process of its own, since it may hang.
     """
     command = [sys.executable, "-m", "engine.probes.p2p", "--devices", str(ranks)]
     try:

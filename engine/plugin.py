@@ -1,20 +1,20 @@
-"""Entry points of vLLM: `platform` (`vllm.platform_plugins`) and `register` (`vllm.general_plugins`).
+"""vLLM's entry points: `platform` (`vllm.platform_plugins`) and `register` (`vllm.general_plugins`).
 
-vLLM calls both in every process.
+vLLM calls both in every process of the engine.
 """
 
 import os
 from functools import cache
 
-from engine import gpus, progress, volta
+from engine import environment, gpus, progress, volta
 
 PLATFORMS = {"Volta": "engine.platform.VoltaPlatform", "CPU": "engine.cpu.platform.RecordingCpuPlatform"}
 
 
 def platform() -> str | None:
-    """The path of the overlay's platform for V100s or for CPUs; None leaves the platform to vLLM.
+    """The import path of the overlay's platform, for V100s or for CPUs. None leaves the platform to vLLM.
 
-    vLLM swallows what is raised here, so a refusal waits for `register`.
+    vLLM swallows exceptions raised here, so `register` raises a refusal.
     """
     return PLATFORMS.get(_chosen_platform().choice)
 
@@ -27,11 +27,11 @@ def _chosen_platform() -> volta.Choice:
 
 @cache
 def register() -> None:
-    """Registers quantization, load format, layers, patches and Triton's driver; a second call does nothing.
+    """Registers quantization, load format, layers, patches and Triton's driver. A second call does nothing.
 
     Raises:
-        PatchMismatchError: something we replace is not what it was when the patch was written.
-        ValueError: V100s and other GPUs are visible, or the variable that forces the platform is malformed.
+        PatchMismatchError: code that we replace differs from the code that the patch was written for.
+        ValueError: V100s and other GPUs are visible together, or VOLTSERVE_FORCE_VOLTA is malformed.
     """
     from vllm.model_executor.layers.quantization import register_quantization_config
     from vllm.model_executor.model_loader import register_model_loader
@@ -46,7 +46,7 @@ def register() -> None:
 
     process.follow_launcher()
     faults.listen()
-    patches.apply(forced=gpus.forced(os.environ), over_ray=process.OVER_RAY_VARIABLE in os.environ)
+    patches.apply(forced=gpus.forced(os.environ), over_ray=environment.OVER_RAY in os.environ)
     progress.settle(_chosen_platform())
     if current_platform.device_type == "cpu":
         from engine.layers import gdn

@@ -1,4 +1,4 @@
-"""How the engine's processes are tied together: none outlives its parent, and none is heard beyond this machine."""
+"""Ties the engine's processes together: none outlives its parent, and none listens beyond this machine."""
 
 import ctypes
 import multiprocessing
@@ -8,13 +8,11 @@ import sys
 from collections.abc import MutableMapping, Sequence
 from itertools import pairwise
 
-LAUNCHER_VARIABLE = "VOLTSERVE_ENGINE_LAUNCHER"
-SUPERVISOR_VARIABLE = "VOLTSERVE_ENGINE_SUPERVISOR"  # set by server/supervisor/process.py
-OVER_RAY_VARIABLE = "VOLTSERVE_ENGINE_OVER_RAY"  # set where Ray starts the workers, for the processes that come after
+from engine.environment import LAUNCHER, SUPERVISOR
 
-# Single-node defaults: a multi-node set-up names its own interfaces and wins.
+# Defaults for one machine. A set-up over several machines sets its own interfaces, which take precedence.
 LOOPBACK = {
-    "VLLM_HOST_IP": "127.0.0.1",  # vLLM would ask the routing table for this machine's outward address
+    "VLLM_HOST_IP": "127.0.0.1",  # vLLM would look up this machine's outward address
     "GLOO_SOCKET_IFNAME": "lo",
     "NCCL_SOCKET_IFNAME": "lo",
 }
@@ -23,62 +21,63 @@ _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
 def spans_machines(arguments: Sequence[str]) -> bool:
-    """Whether the engine's command line has Ray start the workers, on whichever of its nodes."""
+    """Whether the engine's command line makes Ray start the workers, on any of its nodes."""
     return ("--distributed-executor-backend", "ray") in pairwise(arguments)
 
 
 def stay_on_loopback(environment: MutableMapping[str, str]) -> None:
-    """Makes what is started under `environment` talk over loopback, where the user has not said otherwise."""
+    """Makes processes with `environment` talk over loopback, unless the user set other interfaces."""
     for name, value in LOOPBACK.items():
         environment.setdefault(name, value)
 
 
 def become_launcher() -> None:
-    """Ties this process to its supervisor and every process of the engine to this one.
+    """Ties this process to its supervisor, and every process of the engine to this one.
 
-    A forked child is tied at the fork; a spawned one when it loads our plugin (`follow_launcher`), which it knows to do
-    by the variable set here. The kernel delivers the signal when the parent *thread* ends: start children from
+    A forked child is tied at the fork. A spawned child is tied when it loads our plugin (`follow_launcher`); the
+    variable set here tells it to. The kernel delivers the signal when the parent *thread* ends, so start children from
     threads that live as long as the process.
 
     Raises:
         OSError: the kernel refused.
     """
     follow_supervisor()
-    os.environ[LAUNCHER_VARIABLE] = str(os.getpid())
-    # A SIGTERM that comes between the fork and _start_afresh waits, instead of going to the parent's handler.
+    os.environ[LAUNCHER] = str(os.getpid())
+    # A SIGTERM that arrives between the fork and _start_afresh waits, and does not reach the parent's handler.
     os.register_at_fork(before=_hold_sigterm, after_in_parent=_release_sigterm, after_in_child=_start_afresh)
 
 
 def follow_supervisor() -> None:
-    """Ties this process to the one that started it; where that is a supervisor, it says who it is.
+    """Ties this process to its parent. A supervisor passes its process id in a variable.
 
     Raises:
         OSError: the kernel refused.
     """
-    supervisor = os.environ.pop(SUPERVISOR_VARIABLE, None)
+    supervisor = os.environ.pop(SUPERVISOR, None)
     die_with_parent(None if supervisor is None else int(supervisor))
 
 
 def follow_launcher() -> None:
-    """Ties this process to its parent where a launcher started it; does nothing in a process of the user's own."""
-    launcher = int(os.environ.get(LAUNCHER_VARIABLE, "0"))
+    """Ties this process to its parent if a launcher started it. It does nothing in a process of the user's own."""
+    launcher = int(os.environ.get(LAUNCHER, "0"))
     if launcher in (0, os.getpid()):
         return
-    parent = multiprocessing.parent_process()  # vLLM spawns or forks: no fork server stands between
+    parent = multiprocessing.parent_process()  # vLLM spawns or forks, so there is no fork server in between
     die_with_parent(None if parent is None else parent.pid)
     try:
         os.kill(launcher, 0)
-    except ProcessLookupError:  # it went before we were tied to our parent, or to whom that was handed on
+    except ProcessLookupError:  # it ended before we were tied to our parent, or we were already reparented
         os._exit(1)
 
 
 def die_with_parent(parent: int | None) -> None:
-    """Has the kernel kill this process when its parent dies, however that dies. Ends it where that has happened.
+    """Makes the kernel kill this process when its parent dies for any reason.
 
-    The kernel tells only of deaths from now on, and of whoever is the parent by now: of an orphan that is another.
+    The kernel only reports later deaths of the current parent. An orphan already has another parent, so this process
+    ends at once if its parent is not `parent`.
 
     Args:
-        parent: the process that started this one, where it is known.
+        parent: the process that started this one, if it is known.
 
     Raises:
         OSError: the kernel refused.
@@ -92,9 +91,9 @@ def die_with_parent(parent: int | None) -> None:
 
 
 def _start_afresh() -> None:
-    """Rids a forked child of its parent's signal handling.
+    """Resets the signal handling that a forked child inherits.
 
-    The wake-up descriptor is shared with the parent's event loop, which would take the child's SIGTERM for its own.
+    The wake-up descriptor is shared with the parent's event loop, which would treat the child's SIGTERM as its own.
     """
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -103,7 +102,7 @@ def _start_afresh() -> None:
 
 
 def _hold_sigterm() -> None:
-    global _forking  # noqa: PLW0603 - a hook at a fork has no other way to tell the child
+    global _forking  # noqa: PLW0603 - a fork hook has no other way to pass a value to the child
     _forking = os.getpid()
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 
@@ -113,4 +112,4 @@ def _release_sigterm() -> None:
 
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
-_forking: int | None = None  # of a forked child: its parent
+_forking: int | None = None  # in a forked child: its parent's process id

@@ -1,8 +1,8 @@
 """Sender of the engine's progress datagrams (docs/architecture.md).
 
-Datagrams go to the Unix socket named by VOLTSERVE_PROGRESS_SOCKET; without the variable nothing is sent. Telling the
-gateway how far the engine is must never hurt the engine: sending does not block, and a datagram that cannot be
-delivered is lost (each carries absolute figures, so the next one makes up for it).
+Datagrams go to the Unix socket named by VOLTSERVE_PROGRESS_SOCKET. Without the variable nothing is sent. Reports must
+never disturb the engine, so sending does not block. A datagram that cannot be delivered is lost. Each one carries
+absolute figures, so the next one replaces it.
 """
 
 import json
@@ -12,30 +12,30 @@ import sys
 import time
 from functools import cache
 
+from engine.environment import PROGRESS_SOCKET
 from engine.volta import Choice
 
-SOCKET_VARIABLE = "VOLTSERVE_PROGRESS_SOCKET"
 MAX_BYTES = 4096
-MAX_TEXT = 400  # characters of one field; three fields of three-byte characters still fit a datagram
+MAX_TEXT = 400  # characters per field; three fields of three-byte characters fit one datagram
 MIN_INTERVAL = 0.2  # seconds between two `progress` datagrams
 
 
 def phase(name: str) -> None:
-    """Says that this process enters phase `importing`, `configuring`, `weights` or `warmup`."""
+    """Reports that this process enters phase `importing`, `configuring`, `weights` or `warmup`."""
     _send({"event": "phase", "phase": name, "rank": world_rank()})
 
 
-@cache  # a choice made once per layer is told once per process
+@cache  # a choice made once per layer is reported once per process
 def decision(what: str, choice: str, reason: str) -> None:
-    """Says that the engine chose `choice` for `what` by itself, and why."""
+    """Reports that the engine chose `choice` for `what` by itself, and why."""
     _send({"event": "decision", "what": what, "choice": choice, "reason": reason, "rank": world_rank()})
 
 
 def settle(chosen: Choice) -> Choice:
-    """Tells a choice and returns it.
+    """Reports a choice and returns it.
 
     Raises:
-        ValueError: it is why the engine must not start.
+        ValueError: the choice has a problem, so the engine must not start.
     """
     if chosen.problem:
         raise ValueError(chosen.problem)
@@ -44,17 +44,17 @@ def settle(chosen: Choice) -> Choice:
 
 
 def pulse() -> None:
-    """Says that the engine process has just answered."""
+    """Reports that the engine process has just answered."""
     _send({"event": "pulse", "rank": world_rank()})
 
 
 def fault(kind: str, message: str) -> None:
-    """Says that an exception, of type `kind`, ends this process; or with no type, how another process ended."""
+    """Reports the exception of type `kind` that ends this process. Without a type: how another process ended."""
     _send({"event": "fault", "type": kind, "message": message, "rank": world_rank()})
 
 
 class WeightsProgress:
-    """Bytes of the checkpoint read by this process, told at most every 0.2 s and at the end."""
+    """Bytes of the checkpoint that this process has read, reported at most every 0.2 s and at the end."""
 
     def __init__(self) -> None:
         self.done = 0
@@ -71,22 +71,22 @@ class WeightsProgress:
         now = time.monotonic()
         if now - self._last_sent >= MIN_INTERVAL or self.done >= self.total:
             self._last_sent = now
-            self._tell(file)
+            self._report(file)
 
     def finish(self) -> None:
-        """Says that all is read, also where some tensors of the checkpoint were not wanted."""
+        """Reports that all bytes are read, even if some tensors of the checkpoint were skipped."""
         if self.done != self.total:
             self.done = self.total
-            self._tell("")
+            self._report("")
 
-    def _tell(self, file: str) -> None:
+    def _report(self, file: str) -> None:
         message: dict[str, str | int] = {"event": "progress", "phase": "weights", "rank": world_rank()}
         message |= {"done": self.done, "total": self.total, "unit": "bytes", "file": file}
         _send(message)
 
 
 def world_rank() -> int:
-    """Rank of this process among the workers; 0 before torch.distributed is up."""
+    """The rank of this process among the workers; 0 before torch.distributed is initialized."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_initialized():
         return 0
@@ -95,7 +95,7 @@ def world_rank() -> int:
 
 
 def _send(message: dict[str, str | int]) -> None:
-    path = os.environ.get(SOCKET_VARIABLE)
+    path = os.environ.get(PROGRESS_SOCKET)
     if not path:
         return
     fields = {key: _shorten(value) if isinstance(value, str) else value for key, value in message.items()}
@@ -106,7 +106,7 @@ def _send(message: dict[str, str | int]) -> None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
             sock.setblocking(False)
             sock.sendto(data, path)
-    except OSError:  # nobody listens, the queue is full, the path is too long: the datagram is lost
+    except OSError:  # no listener, a full queue or too long a path: the datagram is lost
         return
 
 

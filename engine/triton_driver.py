@@ -1,8 +1,8 @@
 """Loads and launches Triton's kernels where there is no C compiler.
 
-Triton 3.6 writes C at run time and has it compiled: a module that loads kernels, and a launcher for each signature.
-Both only call a few functions of libcuda, which ctypes reaches as well. A launch takes longer so; but on V100s the
-engine launches few of Triton's kernels, and replayed CUDA graphs launch none.
+Triton 3.6 generates C at run time and compiles it: a module that loads kernels, and a launcher per signature. Both only
+call a few functions of libcuda, which ctypes can call as well. Such a launch takes longer. But on V100s the engine
+launches few of Triton's kernels, and replayed CUDA graphs launch none.
 """
 
 import ctypes
@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-# Of cuda.h. A kernel's parameters are given as one block of memory: CU_LAUNCH_PARAM_BUFFER_POINTER and _SIZE.
+# From cuda.h. A kernel's parameters are passed as one block: CU_LAUNCH_PARAM_BUFFER_POINTER and _SIZE.
 PARAMETERS, PARAMETERS_SIZE = 1, 2
 INVALID_VALUE, DEVICE_POINTER, PREFER_SHARED = 1, 3, 1
 FUNCTION = {"max_threads": 0, "static_shared": 1, "local_bytes": 3, "registers": 4, "dynamic_shared": 8}
@@ -29,7 +29,7 @@ DEVICE = {
 }
 ALWAYS_SHARED = 48 * 1024  # bytes of shared memory that a kernel gets without asking
 
-# Triton's types of scalars as struct's. The compiler lays parameters out as C does a struct: each aligned to its size.
+# Triton's scalar types in struct's notation. Parameters are laid out as in a C struct: each aligned to its size.
 FORMATS = {
     **{"i1": "b", "i8": "b", "i16": "h", "i32": "i", "i64": "q"},
     **{"u1": "B", "u8": "B", "u16": "H", "u32": "I", "u64": "Q"},
@@ -38,14 +38,14 @@ FORMATS = {
 
 
 def compiler(environ: Mapping[str, str]) -> str:
-    """The C compiler that Triton would take, or "" where it has none or lacks Python's headers."""
+    """The C compiler that Triton would use, or "" without a compiler or Python's headers."""
     found = environ.get("CC") or shutil.which("gcc") or shutil.which("clang") or ""
     header = Path(sysconfig.get_path("include", "posix_prefix")) / "Python.h"
     return found if header.is_file() else ""
 
 
 def activate() -> None:
-    """Has Triton use this driver in this process. Touches no GPU."""
+    """Makes Triton use this driver in this process. Touches no GPU."""
     from triton.backends.driver import GPUDriver
     from triton.backends.nvidia.driver import CudaDriver
     from triton.runtime import driver
@@ -61,7 +61,7 @@ def activate() -> None:
 
 
 class Cuda:
-    """libcuda's functions, with an error code raised as a RuntimeError."""
+    """libcuda's functions. An error code is raised as a RuntimeError."""
 
     def __init__(self, library: Any) -> None:
         self.library = library
@@ -74,16 +74,16 @@ class Cuda:
             raise RuntimeError(f"Triton, {function}: {(name.value or b'unknown error').decode()} ({code})")
 
     def number(self, function: str, *arguments: Any) -> int:
-        """Calls a function whose first argument takes an int; returns it."""
+        """Calls a function that writes an int to its first argument, and returns that int."""
         value = ctypes.c_int()
         self(function, ctypes.byref(value), *arguments)
         return value.value
 
     def device_address(self, argument: Any, index: int) -> int:
-        """Where a kernel finds the memory of `argument`: a tensor, an address, or None for a null pointer.
+        """The device address of `argument`: a tensor, an address, or None for a null pointer.
 
         Raises:
-            ValueError: it is not memory of a GPU, nor of the host mapped for one.
+            ValueError: it is neither GPU memory nor host memory mapped for a GPU.
         """
         if argument is None or isinstance(argument, int):
             return argument or 0
@@ -97,7 +97,7 @@ class Cuda:
         return found.value
 
     def ensure_context(self, device: Callable[[], int]) -> None:
-        """Gives a thread that has none the context of `device`, which is PyTorch's."""
+        """Gives a thread without a context the one of `device`, which PyTorch uses, too."""
         context = ctypes.c_void_p()
         self("cuCtxGetCurrent", ctypes.byref(context))
         if not context:
@@ -106,19 +106,19 @@ class Cuda:
 
 
 class Loader:
-    """What Triton calls a driver's utilities: a device's properties, and loading a kernel."""
+    """Triton's `utils` of a driver: a device's properties, and loading a kernel."""
 
     def __init__(self, cuda: Cuda) -> None:
         self.cuda = cuda
 
     def get_device_properties(self, device: int) -> dict[str, int]:
-        """Those that Triton looks at: bytes, counts, kHz."""
+        """The properties that Triton reads, in bytes, counts and kHz."""
         return {name: self.cuda.number("cuDeviceGetAttribute", of, device) for name, of in DEVICE.items()}
 
     def load_binary(self, name: str, image: bytes, shared: int, device: int) -> tuple[int, int, int, int, int]:
-        """Loads machine code; `shared`: bytes of shared memory that a block will ask for.
+        """Loads machine code. `shared`: bytes of shared memory that a block will use.
 
-        Returns module, function, registers and spilled words of a thread, most threads of a block.
+        Returns module, function, registers per thread, spilled words per thread, and the most threads per block.
         """
         cuda, module, function = self.cuda, ctypes.c_void_p(), ctypes.c_void_p()
         cuda.ensure_context(lambda: device)
@@ -137,10 +137,10 @@ class Loader:
 
 
 class Launcher:
-    """Launches one compiled kernel. Triton makes one of `source` (its signature) and `metadata`.
+    """Launches one compiled kernel. Triton constructs it from `source`, which has the signature, and `metadata`.
 
     Raises:
-        RuntimeError: the kernel wants something that only GPUs after Volta have.
+        RuntimeError: the kernel needs a feature that only GPUs after Volta have.
     """
 
     def __init__(self, cuda: Cuda, source: Any, metadata: Any) -> None:
@@ -148,7 +148,7 @@ class Launcher:
         self.signature = tuple(source.signature.values())
         types = [kind for kind, _ in leaves(self.signature, self.signature)]
         refuse_what_is_missing(types, metadata)
-        # Behind a kernel's own parameters Triton puts two pointers to scratch memory, here always null.
+        # After a kernel's own parameters Triton passes two pointers to scratch memory. Here they are always null.
         formats = ["Q" if kind[0] == "*" else FORMATS[kind] for kind in types if kind != "constexpr"]
         self.block = struct.Struct("".join(["@", *formats, "QQ"]))
         self.size = ctypes.c_size_t(self.block.size)
@@ -166,7 +166,7 @@ class Launcher:
         after: Callable[[Any], object] | None,
         *arguments: Any,
     ) -> None:
-        """Launches x · y · z blocks; `shape`: warps of a block, blocks of a cluster (1), bytes of shared memory."""
+        """Launches x · y · z blocks. `shape`: warps per block, blocks per cluster (1), bytes of shared memory."""
         if not x * y * z:
             return
         self.cuda.ensure_context(current_device)
@@ -186,12 +186,12 @@ class Launcher:
             after(launch)
 
     def given(self, arguments: tuple[Any, ...]) -> Iterator[tuple[int, tuple[str, Any]]]:
-        """The arguments that reach the kernel, numbered, each with its type."""
+        """The arguments that reach the kernel, each with its index and type."""
         pairs = enumerate(leaves(self.signature, arguments))
         return ((index, pair) for index, pair in pairs if pair[0] != "constexpr")
 
     def value(self, kind: str, argument: Any, index: int) -> int | float:
-        """What is packed of an argument."""
+        """The number that is packed for an argument."""
         if kind[0] == "*":
             return self.cuda.device_address(argument, index)
         if kind == "bf16":
@@ -201,7 +201,7 @@ class Launcher:
 
 
 def leaves(kinds: Iterable[Any], arguments: Iterable[Any]) -> Iterator[tuple[str, Any]]:
-    """Types and arguments without the tuples that they may lie in."""
+    """Types and arguments, with nested tuples flattened."""
     for kind, argument in zip(kinds, arguments, strict=True):
         if isinstance(kind, tuple):
             yield from leaves(kind, argument)
@@ -227,7 +227,7 @@ def refuse_what_is_missing(types: Iterable[str], metadata: Any) -> None:
 
 
 def current_device() -> int:
-    """PyTorch's."""
+    """PyTorch's current device."""
     import torch
 
     return torch.cuda.current_device()

@@ -1,6 +1,6 @@
-"""What the overlay decides on a Tesla V100: pure functions of the standard library, which run and are tested anywhere.
+"""The overlay's decisions on a Tesla V100: pure functions of the standard library, testable on any machine.
 
-`engine.platform` carries the decisions out; `engine.explain` prints those that need no GPU.
+`engine.platform` carries the decisions out. `engine.explain` prints those that need no GPU.
 """
 
 from collections.abc import Mapping, Sequence
@@ -8,17 +8,19 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal
 
+from engine.environment import FORCE_VOLTA
+from engine.limits import HEAD_SIZES
+
 CAPABILITY = (7, 0)
-FORCE_VARIABLE = "VOLTSERVE_FORCE_VOLTA"
 DTYPE = "float16"
-# Model types whose activations leave float16's range or lose themselves in its rounding, after vLLM's own list
-# (vllm/config/model.py), which a test compares.
+# Model types whose activations overflow float16 or lose too much to its rounding. It is vLLM's own list
+# (vllm/config/model.py); a test compares them.
 NO_FLOAT16 = ("gemma2", "gemma3", "gemma3_text", "glm4", "plamo2")
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """A visible GPU: CUDA's index, name, compute capability."""
+    """A visible GPU: its index in CUDA, name and compute capability."""
 
     index: int
     name: str
@@ -30,7 +32,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Choice:
-    """One automatic choice, or with `problem` why the engine must not start."""
+    """One automatic choice with its reason. With a `problem` the engine must not start."""
 
     what: str
     choice: str
@@ -40,15 +42,12 @@ class Choice:
 
 @dataclass(frozen=True)
 class Attention:
-    """An attention backend of vLLM's registry that sm_70 can run; `head_sizes` empty: any."""
+    """An attention backend of vLLM's registry that sm_70 can run. Empty `head_sizes`: any size."""
 
     name: str
     reason: str
     head_sizes: tuple[int, ...] = ()
 
-
-# Of voltserve_kernels' attention (kernels/cuda/attention/plan.cpp).
-HEAD_SIZES = (64, 80, 96, 128, 256)
 
 # In order of preference. FlashAttention needs compute capability 8.0, FlashInfer 7.5.
 ATTENTION = (
@@ -59,11 +58,11 @@ ATTENTION = (
 
 
 def choose_platform(gpus: Sequence[Gpu], *, forced: bool) -> Choice:
-    """Whether these GPUs get the overlay's platform (`choice` "Volta"), vLLM's own ("CUDA"), or none (`problem`)."""
+    """Chooses the overlay's platform (`choice` "Volta"), vLLM's own ("CUDA"), or refuses (`problem`)."""
     volta = [gpu for gpu in gpus if gpu.capability == CAPABILITY]
     listed = ", ".join(map(str, gpus))
     if forced and gpus:
-        return Choice("platform", "Volta", f"forced by {FORCE_VARIABLE}; found {listed}")
+        return Choice("platform", "Volta", f"forced by {FORCE_VOLTA}; found {listed}")
     if not volta:
         return Choice("platform", "CUDA", f"no visible GPU has compute capability 7.0: {listed or 'there is none'}")
     if len(volta) == len(gpus):
@@ -76,7 +75,7 @@ def choose_platform(gpus: Sequence[Gpu], *, forced: bool) -> Choice:
 
 
 def choose_dtype(dtype: str, model_type: str) -> Choice:
-    """What activations and 16-bit weights are computed in; `dtype` is what vLLM would take for this model."""
+    """The dtype of activations and 16-bit weights. `dtype`: the one that vLLM would use for this model."""
     if model_type in NO_FLOAT16:
         problem = f"model type {model_type!r} is numerically unstable in {DTYPE}, the one 16-bit dtype of a V100"
         return Choice("dtype", dtype, "", f"{problem}. Serve another model")
@@ -90,9 +89,9 @@ def choose_dtype(dtype: str, model_type: str) -> Choice:
 
 
 def choose_cache_dtype(asked: str, directive: str) -> Choice:
-    """What keys and values are cached in.
+    """The dtype of cached keys and values.
 
-    `asked`: --kv-cache-dtype, with the checkpoint's wish in place of auto; `directive`: that wish, or "auto".
+    `asked`: --kv-cache-dtype, with the checkpoint's directive in place of auto. `directive`: that directive, or "auto".
     """
     what = "KV cache dtype"
     if asked in ("auto", DTYPE):
@@ -111,7 +110,7 @@ def choose_attention(
 ) -> Choice:
     """The attention backend for heads of `head_size`.
 
-    `asked`: --attention-backend; `refused`: by name, why a backend does not take the layer whatever its heads' size.
+    `asked`: --attention-backend. `refused`: backends that do not take the layer for another reason, by name.
     """
     what = "attention backend"
     if asked is not None:
@@ -130,15 +129,15 @@ def choose_attention(
 Links = Literal["nvlink", "pcie"]
 Transport = Literal["host memory", "peer memory"]
 ALL_REDUCE = "all-reduce"
-# Where the platform leaves its choice in vLLM's additional_config, which reaches every worker.
+# The key of the platform's choice in vLLM's additional_config, which reaches every worker.
 ALL_REDUCE_KEY = "voltserve_all_reduce"
 
 
 def choose_all_reduce(ranks: int, *, disabled: bool, links: Links, no_peers: bool, probe: str | None) -> Choice:
-    """Through what ranks sum up to 1 MiB (engine/collective/all_reduce.py): a Transport, or NCCL as larger ones do.
+    """How ranks exchange sums of up to 1 MiB (engine/collective/all_reduce.py): a Transport, or NCCL.
 
-    `no_peers`: NCCL_P2P_DISABLE is set; `probe`: what came of writing through peer memory and reading back, "" where
-    every byte was right; None: not tried.
+    Larger sums always go through NCCL. `no_peers`: NCCL_P2P_DISABLE is set. `probe`: the problem of a write through
+    peer memory that was read back. It is "" if every byte was right, None if it was not tried.
     """
     if ranks == 1:
         return Choice(ALL_REDUCE, "none", "one GPU computes alone")
@@ -155,7 +154,7 @@ def choose_all_reduce(ranks: int, *, disabled: bool, links: Links, no_peers: boo
 
 
 def keep_all_reduce(transport: Transport, problem: str) -> Choice:
-    """Whether it stays at `transport` after the ranks have tried it; `problem`: what went wrong there, or ""."""
+    """Keeps `transport`, or falls back to NCCL if the ranks' trial had a `problem` ("": none)."""
     if problem:
         return Choice(ALL_REDUCE, "NCCL", f"through {transport} the trial failed: {problem}")
     return Choice(ALL_REDUCE, transport, "the ranks' trial gave the right sums; more than 1 MiB goes through NCCL")
@@ -173,7 +172,7 @@ def choose_graphs(*, enforce_eager: bool) -> Choice:
 
 
 def choose_launchers(compiler: str) -> Choice:
-    """Who loads and launches Triton's kernels; `compiler`: the C compiler that Triton's own launchers need, or ""."""
+    """Which code loads and launches Triton's kernels. `compiler`: the C compiler for Triton's launchers, or ""."""
     what = "launchers of Triton's kernels"
     if compiler:
         return Choice(what, "Triton's", f"compiled as they are needed by {compiler}")
@@ -186,7 +185,7 @@ def explain(given: dict[str, Any]) -> list[Choice]:
     """The decisions that need no GPU.
 
     `given`: dtype, model_type, kv_cache_dtype, kv_directive, attention_backend, head_size, ranks, nvlink, no_peers,
-    disable_custom_all_reduce, enforce_eager; as the choices' arguments above.
+    disable_custom_all_reduce, enforce_eager; as the arguments of the functions above.
     """
     return [
         choose_dtype(given["dtype"], given["model_type"]),

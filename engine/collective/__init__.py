@@ -1,1 +1,1 @@
-"""How ranks meet: their all-reduce, and vLLM's communicator on it."""
+"""Sums between ranks: our all-reduce, and vLLM's communicator that uses it."""

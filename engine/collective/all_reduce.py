@@ -1,7 +1,8 @@
 """All-reduces of few bytes between the GPUs of one machine, in one kernel (kernels/contracts/all_reduce.h).
 
-Ranks meet in memory that all can read and write: pinned memory of the host, which works without peer-to-peer, or each
-other's GPU memory. Imports torch, but not vLLM; importing voltserve_kernels first is the caller's part.
+Ranks exchange data through memory that all of them can access. It is pinned host memory, which works without
+peer-to-peer, or each other's GPU memory. This module imports torch, but not vLLM. Callers import voltserve_kernels
+first.
 """
 
 import ctypes
@@ -17,37 +18,37 @@ from torch.multiprocessing.reductions import reduce_tensor
 
 from engine.volta import Transport
 
-LIMIT = 120.0  # seconds of waiting for a rank that compiles or loads something; a dead one is found out by then
+LIMIT = 120.0  # seconds to wait for a rank, which may compile or load something; a dead one is detected earlier
 TRIAL_LIMIT = 5.0
 FOLDER = "/dev/shm"  # noqa: S108 - memory, not a temporary file
 _DTYPES = (torch.float16, torch.float32)
 _ALIGNMENT = 16  # bytes
-# Numbers, on both sides of where the kernels change how they send, and counts that fill no line.
+# Element counts for the trial: on both sides of each change of protocol, and some that fill no whole line.
 TRIED = ((torch.float16, (1, 5120, 30_001, 163_840)), (torch.float32, (3, 5120, 262_144)))
 _ROUNDS = 6
 TRIED_ROWS, TRIED_HIDDEN = (1, 7, 64), 5120
 
 
 class AllReduceError(RuntimeError):
-    """What a rank could not set up, or got wrong; the same on every rank."""
+    """A rank could not set up its memory, or summed wrongly. Every rank raises the same error."""
 
 
 class AllReduce:
-    """The all-reduce of a group's ranks, each a process with a GPU of its own on this machine.
+    """The all-reduce of a group. Each rank is a process of this machine with a GPU of its own.
 
-    Calls must be made by all ranks, in the same order, with tensors of the same shape and dtype.
+    All ranks must make the same calls in the same order, with tensors of the same shape and dtype.
     """
 
     def __init__(self, group: Any, device: torch.device, transport: Transport) -> None:
-        """Sets up the memory with all other ranks.
+        """Sets up the shared memory together with all other ranks.
 
         Args:
-            group: a process group of torch.distributed for CPU tensors; every rank of it must come here.
+            group: a process group of torch.distributed for CPU tensors; all its ranks must call this.
             device: this rank's GPU.
-            transport: where the ranks meet, the same on every rank.
+            transport: which memory the ranks share; the same on every rank.
 
         Raises:
-            AllReduceError: a rank could not, or the installed kernels are older than this.
+            AllReduceError: a rank failed, or the installed kernels are older than this module.
         """
         if not hasattr(torch.ops.voltserve, "all_reduce_rms_norm"):
             raise AllReduceError("voltserve_kernels is older than this: expected all_reduce_rms_norm, not found")
@@ -59,7 +60,7 @@ class AllReduce:
         self._to, self._from = self._meet_in_host() if transport == "host memory" else self._meet_in_peers()
 
     def takes(self, x: torch.Tensor) -> bool:
-        """Whether `x` can be given to this; others are for NCCL."""
+        """Whether this all-reduce takes `x`. Other tensors are for NCCL."""
         return x.dtype in _DTYPES and x.nbytes <= self._largest and x.is_contiguous() and x.data_ptr() % _ALIGNMENT == 0
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -68,13 +69,13 @@ class AllReduce:
         return y
 
     def takes_rows(self, x: torch.Tensor) -> bool:
-        """Whether `rms_norm` can be given `x`."""
+        """Whether `rms_norm` takes `x`."""
         return x.dtype == torch.float16 and x.numel() <= self._rows * x.shape[-1] and self.takes(x)
 
     def rms_norm(
         self, x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float
     ) -> torch.Tensor:
-        """The RMS norm of the sum of all ranks' `x` and of `residual`, which becomes that sum; see all_reduce_rms_norm.
+        """The RMS norm of all ranks' `x` plus `residual`. The sum is written to `residual`.
 
         Args:
             x: float16 [M, hidden], for which `takes_rows` holds.
@@ -87,13 +88,13 @@ class AllReduce:
         return y
 
     def places(self) -> tuple[list[int], list[int], torch.Tensor, int]:
-        """The op's arguments to, from_, epochs and rank."""
+        """The op's arguments `to`, `from_`, `epochs` and `rank`."""
         return self._to, self._from, self._epochs, self.rank
 
     def trial(self) -> str:
-        """Sums known numbers of all sizes and compares; returns what went wrong on any rank, or "".
+        """Sums known numbers of all sizes and compares. Returns the first rank's problem, or "".
 
-        Nothing hangs and no GPU is lost: a rank that does not answer counts as wrong after TRIAL_LIMIT.
+        It neither hangs nor loses a GPU: a rank that does not answer within TRIAL_LIMIT counts as wrong.
         """
         return self._agree(self._try())
 
@@ -130,7 +131,7 @@ class AllReduce:
         return ""
 
     def _meet_in_host(self) -> tuple[list[int], list[int]]:
-        """One file of a slot a rank, mapped and pinned by each, without a name once all have it."""
+        """One file with a slot per rank. Each rank maps and pins it, then it loses its name."""
         size = -(-self.ranks * self._slot // mmap.PAGESIZE) * mmap.PAGESIZE
         path, problem, address = "", "", 0
         try:
@@ -155,16 +156,16 @@ class AllReduce:
         return [slots[self.rank]], slots
 
     def _meet_in_peers(self) -> tuple[list[int], list[int]]:
-        """Each rank's GPU holds a slot for every rank, which that rank writes."""
+        """Each rank's GPU has a slot for every rank, and that rank writes it."""
         own = torch.zeros(self.ranks * self._slot, dtype=torch.uint8, device=self._device)
-        torch.cuda.synchronize(self._device)  # zeros before anybody writes
-        shared = self._gather(reduce_tensor(own))  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize(self._device)  # zeros must be there before a rank writes
+        shared = self._gather(reduce_tensor(own))
         problem = ""
         self._memories = [own]
         try:
             for rank, (rebuild, arguments) in enumerate(shared):
                 if rank != self.rank:
-                    # Opened on this rank's own GPU, which reaches it as a peer: no context on the other is made.
+                    # Opened on this rank's own GPU, as a peer's memory, so no context is made on the other GPU.
                     self._memories.append(rebuild(*arguments[:6], self._device.index, *arguments[7:]))
         except RuntimeError as error:
             problem = str(error).splitlines()[0]
@@ -179,17 +180,17 @@ class AllReduce:
 
     def _agree(self, problem: str, *, raising: bool = False) -> str:
         """The first rank's problem, on all ranks."""
-        told = [f"rank {rank}: {one}" for rank, one in enumerate(self._gather(problem)) if one]
-        if told and raising:
-            raise AllReduceError(told[0])
-        return told[0] if told else ""
+        problems = [f"rank {rank}: {one}" for rank, one in enumerate(self._gather(problem)) if one]
+        if problems and raising:
+            raise AllReduceError(problems[0])
+        return problems[0] if problems else ""
 
 
 def _make_file(size: int) -> str:
-    """A file of zeros in shared memory that this user alone can open. Raises OSError, also where there is no room."""
+    """A file of zeros in shared memory that only this user can open. Raises OSError, also if the memory is full."""
     descriptor, path = tempfile.mkstemp(prefix="voltserve-all-reduce-", dir=FOLDER)
     try:
-        os.posix_fallocate(descriptor, 0, size)  # a file that only grew would kill with SIGBUS where the room ends
+        os.posix_fallocate(descriptor, 0, size)  # a sparse file would end in SIGBUS once memory is full
     except OSError:
         Path(path).unlink()
         raise
@@ -207,6 +208,6 @@ def _map_file(path: str, size: int) -> mmap.mmap:
 
 
 def _numbers(count: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
-    """Whole numbers, whose sums float16 holds exactly."""
+    """Integers so small that float16 holds their sums exactly."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(-100, 101, (count,), generator=generator).to(dtype)

@@ -1,4 +1,4 @@
-"""vLLM's communicator of CUDA ranks, with our all-reduce where the platform chose it; imported by vLLM, by name."""
+"""vLLM's communicator of CUDA ranks, with our all-reduce if the platform chose it. vLLM imports it by name."""
 
 from typing import Any, cast, get_args
 
@@ -8,14 +8,14 @@ from vllm.distributed.device_communicators.cuda_communicator import CudaCommunic
 
 from engine import progress, volta
 from engine.collective.all_reduce import AllReduce, AllReduceError
-from engine.steps.fused_norm import add_rms_norm
+from engine.ops import add_rms_norm
 
 
 class VoltaCommunicator(CudaCommunicator):  # type: ignore[misc]  # vLLM's classes are untyped
-    """Sums of tensor-parallel ranks up to 1 MiB in one kernel of ours; everything else as vLLM does it."""
+    """Tensor-parallel sums up to 1 MiB go through one kernel of ours, everything else through vLLM's."""
 
     def __init__(self, cpu_group: Any, device: torch.device, **rest: Any) -> None:
-        """As vLLM calls it; all ranks of `cpu_group` come here."""
+        """As vLLM calls it, on all ranks of `cpu_group`."""
         super().__init__(cpu_group=cpu_group, device=device, **rest)
         self._ours: AllReduce | None = None
         config = get_current_vllm_config_or_none()
@@ -33,14 +33,14 @@ class VoltaCommunicator(CudaCommunicator):  # type: ignore[misc]  # vLLM's class
     def all_reduce_rms_norm(
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> torch.Tensor:
-        """The RMS norm of the sum of all ranks' x [M, hidden] and of `residual`, which becomes that sum; float16."""
+        """The RMS norm of all ranks' x plus `residual`, float16 [M, hidden]. The sum is written to `residual`."""
         if self._ours is not None and self._ours.takes_rows(x):
             return self._ours.rms_norm(x, residual, weight, eps)
         return add_rms_norm(self.all_reduce(x), residual, weight, eps)
 
 
 def start(group: Any, device: torch.device, transport: volta.Transport) -> AllReduce | None:
-    """Our all-reduce if the ranks' trial of it succeeds, on all ranks or on none; tells which."""
+    """Starts and reports our all-reduce if its trial succeeds. All ranks get the same answer."""
     import voltserve_kernels  # noqa: F401 - registers torch.ops.voltserve
 
     try:

@@ -1,1 +1,1 @@
-"""What CPU engines have of their own: platform, layers, decoder, attention, sampling."""
+"""Parts that only CPU engines have: platform, layers, decoder, attention, sampling."""

@@ -1,15 +1,15 @@
-"""vLLM's CPU attention, with as many OpenMP threads as a step's attention is worth.
+"""vLLM's CPU attention, with the number of OpenMP threads chosen per step.
 
-The kernels bring threads of their own (kernels/cpu/pool.h). What is left to OpenMP in a model that runs on them is
-attention and a few small operations, three regions a layer: in a decoding step, starting and joining threads for them
-costs more than they take, the more so where the processes of the engine share the cores.
+The kernels have threads of their own (kernels/cpu/pool.h). In a model that runs on them, OpenMP only serves attention
+and a few small operations, in three regions per layer. In a decoding step, starting and joining threads costs more than
+those regions take. It costs even more if several processes of the engine share the cores.
 """
 
 from typing import Any
 
 import torch
 
-# Bound now: vLLM's CPU worker replaces torch's function by one that does nothing.
+# Imported by name, since vLLM's CPU worker later replaces torch's function by one that does nothing.
 from torch import set_num_threads
 from torch.nn import Module
 from vllm.model_executor.layers.linear import LinearBase
@@ -23,26 +23,26 @@ from vllm.v1.attention.backends.cpu_attn import (
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
 from engine import progress
-from engine.cpu.layers import StoredDtypeEmbedding
+from engine.layers.embedding import StoredDtypeEmbedding
 from engine.layers.linear import QuasarNvfp4LinearMethod
 
-# Above these a step's attention is shared: one core reads some 4096 positions of one layer in the time that waking
-# another takes a few times over.
+# A larger step uses all threads. One core reads about 4096 positions of a layer in a few times the time that waking
+# another thread takes.
 ALONE_TOKENS = 16
 ALONE_POSITIONS = 4096
 
-# What torch is set to when a model that leaves OpenMP to attention has been loaded.
+# torch's number of threads, once a model has been loaded that uses OpenMP only for attention. Otherwise None.
 _threads: int | None = None
 
 
 def openmp_threads(tokens: int, positions: int, threads: int) -> int:
-    """How many of `threads` a step uses that has `tokens` new tokens and `positions` in its requests' caches."""
+    """How many of `threads` a step uses, given its new `tokens` and the `positions` in its requests' caches."""
     return 1 if tokens <= ALONE_TOKENS and positions <= ALONE_POSITIONS else threads
 
 
 def spare_openmp(model: Module) -> None:
-    """Has steps choose their OpenMP threads from now on, where the kernels compute all that is large in `model`."""
-    global _threads  # noqa: PLW0603 - torch's own setting is the process's, too
+    """Makes each step choose its OpenMP threads, if the kernels compute all large layers of `model`."""
+    global _threads  # noqa: PLW0603 - torch's own setting is per process, too
     layers = [module for module in model.modules() if isinstance(module, (LinearBase, ParallelLMHead))]
     if layers and all(map(_runs_on_kernels, layers)):
         _threads = torch.get_num_threads()
@@ -51,7 +51,7 @@ def spare_openmp(model: Module) -> None:
 
 
 class Backend(CPUAttentionBackend):  # type: ignore[misc]  # vLLM's classes are untyped
-    """vLLM's, with our builder."""
+    """vLLM's backend with our builder."""
 
     @staticmethod
     def get_builder_cls() -> "type[Builder]":
@@ -60,12 +60,12 @@ class Backend(CPUAttentionBackend):  # type: ignore[misc]  # vLLM's classes are 
 
 
 class Builder(CPUAttentionMetadataBuilder):  # type: ignore[misc]  # vLLM's classes are untyped
-    """vLLM's, called once a step and before all its layers."""
+    """vLLM's builder. It is called once per step, before the layers."""
 
     def build(
         self, common_prefix_len: int, common_attn_metadata: CommonAttentionMetadata, fast_build: bool = False
     ) -> CPUAttentionMetadata:
-        """Sets the step's threads, by which vLLM then splits its work."""
+        """Sets the step's threads, then builds its metadata. vLLM splits the work by that number."""
         if _threads is not None:
             tokens, positions = common_attn_metadata.num_actual_tokens, int(common_attn_metadata.seq_lens.sum())
             wanted = openmp_threads(tokens, positions, _threads)
@@ -75,7 +75,7 @@ class Builder(CPUAttentionMetadataBuilder):  # type: ignore[misc]  # vLLM's clas
 
 
 def register() -> None:
-    """Has vLLM use this backend for CPUs; it is theirs until `spare_openmp`."""
+    """Makes vLLM use this backend on CPUs. It behaves as vLLM's until `spare_openmp`."""
     register_backend(AttentionBackendEnum.CPU_ATTN, f"{__name__}.{Backend.__name__}")
 
 

@@ -1,9 +1,9 @@
-"""All decoder layers of a Llama or Qwen model in one operation, for the steps of few tokens that decoding is made of.
+"""All decoder layers of a Llama or Qwen model in one operation, for steps of few tokens.
 
-A recorded step (engine/steps/recording.py) still has ten operations per layer, and attention through Python. On a small
-model calling them takes longer than computing what lies between the GEMMs. `voltserve::decoder_step`
-(kernels/contracts/decoder.h) does it all in one call, on vLLM's own cache. Steps of more tokens, and models it does not
-know, run as before.
+A recorded step (engine/steps/recording.py) still has ten operations per layer, and calls attention through Python. In a
+small model the calls take longer than the computation between the GEMMs. `voltserve::decoder_step`
+(kernels/contracts/decoder.h) runs all layers in one call, on vLLM's own cache. Larger steps and other models run
+operation by operation.
 """
 
 from collections.abc import Callable
@@ -23,31 +23,31 @@ from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackendImpl, CPUAtte
 from engine import progress
 from engine.cpu.layers import CpuRMSNorm, CpuSiluAndMul
 from engine.layers.linear import QuasarNvfp4LinearMethod
+from engine.limits import DECODER_HEAD_MULTIPLE, DECODER_MAX_HEAD
 from quant.formats.modelopt import PRE_QUANT_SCALE
 
 WHAT = "decoder layers"
-# Tokens of a step, and positions read again for a request's further tokens. Above these it is worth vLLM's attention,
-# which reads a request's positions once for many of its tokens.
+# Limits of a step: its tokens, and the positions that are read again for a request's second and later tokens. Beyond
+# them vLLM's attention is faster, since it reads a request's positions once for many of its tokens.
 MAX_TOKENS = 64
 MAX_READ_AGAIN = 16384
-# Classes of a model, its decoder, layers, attention and MLP that compute what the operation does; subclasses may not.
+# Classes that compute exactly what the operation does: model, decoder, layer, attention, MLP. Subclasses may differ.
 MODELS = (
     (LlamaForCausalLM, LlamaModel, LlamaDecoderLayer, LlamaAttention, LlamaMLP),
     (Qwen2ForCausalLM, Qwen2Model, Qwen2DecoderLayer, Qwen2Attention, Qwen2MLP),
     (Qwen3ForCausalLM, Qwen3Model, Qwen3DecoderLayer, Qwen3Attention, Qwen3MLP),
 )
-ISA = "vec"  # vLLM's name of how it lays keys and values out
-HEAD_UNIT, MAX_HEAD = 32, 256
+ISA = "vec"  # vLLM's name for this layout of keys and values
 
 
 class Unfit(Exception):
-    """Why a model's layers are left as they are."""
+    """Why a model's layers stay as they are."""
 
 
 def fuse(model: Module, config: VllmConfig) -> None:
-    """Has `model` run steps of few tokens in one operation where it can, and says whether and why."""
+    """Makes `model` run steps of few tokens in one operation if it can. Reports whether it does and why."""
     if config.compilation_config.mode == CompilationMode.NONE:
-        return  # asked to run module by module
+        return  # the user asked to run module by module
     try:
         decoder = Decoder(model, config)
     except Unfit as why:
@@ -61,7 +61,7 @@ class Decoder:
     """The decoder of a loaded model as one operation.
 
     Raises:
-        Unfit: it does anything that the operation does not.
+        Unfit: the model computes something that the operation does not.
     """
 
     def __init__(self, model: Any, config: VllmConfig) -> None:
@@ -95,7 +95,7 @@ class Decoder:
         self._made = torch.ops.voltserve.decoder_make(tensors, self._inner.norm.weight, *shape)
 
     def wrap(self, forward: Callable[..., Any]) -> Callable[..., Any]:
-        """The model's `forward`, with steps that suit taken here."""
+        """The model's `forward`, which runs suitable steps as one operation."""
 
         def step(
             input_ids: torch.Tensor | None,
@@ -122,12 +122,12 @@ class Decoder:
         return step
 
     def _metadata(self, positions: torch.Tensor) -> CPUAttentionMetadata | None:
-        """The step's, where the operation suits it; all layers have the same, since none has a window."""
+        """The step's metadata, or None if the operation does not suit it. No layer has a window, so all share one."""
         tokens = positions.shape[0]
         if tokens > MAX_TOKENS or positions.dim() != 1:
             return None
         by_layer = get_forward_context().attn_metadata
-        if not isinstance(by_layer, dict):  # a step that warms up
+        if not isinstance(by_layer, dict):  # a warm-up step
             return None
         metadata: CPUAttentionMetadata = by_layer[self._attention[0].layer_name]
         known = metadata.causal and metadata.isa == ISA and metadata.num_actual_tokens == tokens
@@ -153,7 +153,7 @@ def _projections(layer: Any) -> list[Any]:
 
 
 def _tensors(layer: Any) -> list[torch.Tensor]:
-    """In the order of `LayerTensor` in kernels/contracts/decoder.h."""
+    """A layer's tensors in the order of `LayerTensor` in kernels/contracts/decoder.h."""
     attention = layer.self_attn
     _need_attention(attention.attn)
     qkv, out, gate_up, down = ([one.packed, one.scales, one.row_factor] for one in _projections(layer))
@@ -173,14 +173,13 @@ def _need_attention(attention: Any) -> None:
     plain = (impl.alibi_slopes, impl.sinks, impl.kv_sharing_target_layer_name) == (None, None, None)
     _need(plain and impl.sliding_window == (-1, -1) and not impl.logits_soft_cap, "attention has a window or biases")
     _need(attention.kv_cache_torch_dtype == torch.float32, "the cache is not in float32")
+    multiple, most = DECODER_HEAD_MULTIPLE, DECODER_MAX_HEAD
     size = attention.head_size
-    _need(
-        size % HEAD_UNIT == 0 and size <= MAX_HEAD, f"heads of {size} are no multiple of {HEAD_UNIT} up to {MAX_HEAD}"
-    )
+    _need(size % multiple == 0 and size <= most, f"heads of {size} are no multiple of {multiple} up to {most}")
 
 
 def _need_rotary(rotary: Any) -> None:
-    """Its own table of angles it may have, but not its own way to rotate."""
+    """Raises Unfit if `rotary` rotates in another way. It may have its own table of angles."""
     plain = isinstance(rotary, RotaryEmbedding) and type(rotary).forward_static is RotaryEmbedding.forward_static
     plain = plain and type(rotary).forward_native is RotaryEmbedding.forward_native
     _need(

@@ -1,6 +1,6 @@
-"""vLLM's CPU platform, with a model's steps recorded unless asked otherwise (engine/steps/recording.py).
+"""vLLM's CPU platform, which records a model's steps by default (engine/steps/recording.py).
 
-vLLM's own default for CPUs compiles for minutes.
+vLLM's own default on CPUs compiles for minutes.
 """
 
 from typing import TYPE_CHECKING
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
 
 
 class RecordingCpuPlatform(CpuPlatform):  # type: ignore[misc]  # vLLM's classes are untyped
-    """`_enum` stays CPU: all that vLLM does on CPUs it does here, too."""
+    """`_enum` stays CPU, so vLLM does here what it does on other CPUs."""
 
-    # Of what vLLM compiles beside the model (sampling, log probabilities): not compiled either.
+    # vLLM compiles functions beside the model, too (sampling, log probabilities). They stay eager here.
     simple_compile_backend = "eager"
     ray_device_key = "GPU"  # engine/cpu/ray.py
 
     @classmethod
     def check_and_update_config(cls, vllm_config: "VllmConfig") -> None:
-        """A cache in the activations' dtype where the checkpoint asks for FP8, which vLLM refuses on CPUs.
+        """Replaces an FP8 cache, which vLLM refuses on CPUs, by one in the activations' dtype.
 
-        vLLM puts `mp` where `ray` was asked for.
+        It also restores the executor `ray`, which vLLM replaces by `mp`.
         """
         cache = vllm_config.cache_config
         if cache.cache_dtype.startswith("fp8"):
@@ -41,12 +41,12 @@ class RecordingCpuPlatform(CpuPlatform):  # type: ignore[misc]  # vLLM's classes
 
     @classmethod
     def get_device_communicator_cls(cls) -> str:
-        """What tells workers of one machine from those of several."""
+        """The import path of the communicator that knows whether all workers are on one machine."""
         return "engine.cpu.ray.MachineCommunicator"
 
     @classmethod
     def apply_config_platform_defaults(cls, vllm_config: "VllmConfig") -> None:
-        """Has steps recorded unless `--enforce-eager` or a `--compilation-config` says otherwise."""
+        """Records steps unless `--enforce-eager` or a `--compilation-config` says otherwise."""
         from vllm.config import CompilationMode
 
         super().apply_config_platform_defaults(vllm_config)

@@ -1,9 +1,12 @@
-"""vLLM's Ray executor on CPUs, which vLLM's CPU build has no use for: a model split over machines, tried without GPUs.
+"""vLLM's Ray executor on CPUs, so that a model split over machines can be tried without GPUs.
 
-Four things stand in its way in vLLM 0.19.1, and each is dealt with here. The CPU platform puts `mp` where `ray` is
-asked for (vllm/platforms/cpu.py); it has no name for its device among Ray's resources; a CPU worker leaves unset the
-device that the executor sets again in the thread which runs steps (vllm/v1/executor/ray_utils.py); and workers talk
-through shared memory although they are on different machines.
+vLLM 0.19.1 prevents this in four ways. Each is handled here:
+
+- The CPU platform replaces `ray` by `mp` (vllm/platforms/cpu.py).
+- It has no name for its device among Ray's resources.
+- A CPU worker leaves its device unset, which the executor reads in the thread that runs steps
+  (vllm/v1/executor/ray_utils.py).
+- Workers use shared memory even if they are on different machines.
 """
 
 import os
@@ -17,23 +20,23 @@ from vllm.v1.worker.cpu_worker import CPUWorker
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
-# The only one of Ray's names for devices that can be given to a node without any: `ray start --num-gpus 1`.
+# The only device name that Ray accepts for a node without such devices: `ray start --num-gpus 1`.
 DEVICE_KEY = "GPU"
-WORKER = "engine.cpu.ray.RayCpuWorker"
+WORKER = f"{__name__}.RayCpuWorker"
 CHANNEL = "VLLM_USE_RAY_COMPILED_DAG_CHANNEL_TYPE"
 
 
 class RayCpuWorker(CPUWorker):  # type: ignore[misc]  # vLLM's classes are untyped
-    """A CPU worker that says which device it is on."""
+    """A CPU worker that sets its device."""
 
     def init_device(self) -> None:
-        """As vLLM's."""
+        """As in vLLM, then sets the device."""
         super().init_device()
         self.device = torch.device("cpu")
 
 
 class MachineCommunicator(CpuCommunicator):  # type: ignore[misc]
-    """vLLM's, whose shared memory is used only where all workers of a group have the same address."""
+    """vLLM's communicator, which uses shared memory only if all workers of a group have the same address."""
 
     def _all_group_ranks_share_shm_group_name(self) -> bool:
         addresses = [""] * self.world_size
@@ -42,9 +45,8 @@ class MachineCommunicator(CpuCommunicator):  # type: ignore[misc]
 
 
 def use(config: "VllmConfig") -> None:
-    """Makes the configuration one whose workers Ray starts."""
+    """Changes the configuration so that Ray starts the workers."""
     config.parallel_config.distributed_executor_backend = "ray"
     config.parallel_config.worker_cls = WORKER
-    os.environ.setdefault(
-        CHANNEL, "shm"
-    )  # between stages: through Ray's memory and network, where NCCL takes only GPUs
+    # Stages exchange data through Ray's memory and network, since NCCL takes only GPUs.
+    os.environ.setdefault(CHANNEL, "shm")

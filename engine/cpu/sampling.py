@@ -1,10 +1,11 @@
-"""Sampling with top-p on CPUs, where going through the vocabulary costs a small model half a step for each request.
+"""Sampling with top-p on CPUs, without a pass over the whole vocabulary per request.
 
-What top-p keeps are nearly always a few tokens: found among the likeliest, without sorting all, and drawn from without
-a random number for each of all. Where they are more, vLLM does it.
+Such a pass costs a small model half a step. Top-p nearly always keeps only a few tokens. They are found among the
+likeliest without sorting the vocabulary, and drawn without a random number per token of it. If top-p keeps more, vLLM
+samples.
 
-A row's token depends on that row alone, and with a seed on the seed: never on the requests beside it. Every row gets a
-token, whatever its numbers are; engine/requests/rows.py fails those that have none.
+A row's token depends only on that row and its seed, never on the requests beside it. Every row gets a token, whatever
+its logits are. engine/requests/rows.py fails rows without a possible token.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,15 +14,15 @@ from typing import Any
 
 import torch
 
-CANDIDATES = 1024  # finding these among 49,152 takes a tenth of sorting all
-SMALLEST = torch.finfo(torch.float32).tiny  # of an exponential number: torch draws zeros, too
+CANDIDATES = 1024  # finding these among 49,152 takes a tenth of the time of sorting all
+SMALLEST = torch.finfo(torch.float32).tiny  # lower bound of an exponential number: torch also draws zeros
 
 Mask = Callable[..., torch.Tensor]
 Forward = Callable[..., tuple[torch.Tensor, torch.Tensor | None]]
 
 
 def by_candidates(original: Mask) -> Mask:
-    """Stands in for vLLM's `apply_top_k_top_p_pytorch`."""
+    """Replaces vLLM's `apply_top_k_top_p_pytorch`."""
 
     @wraps(original)
     def apply(
@@ -33,17 +34,17 @@ def by_candidates(original: Mask) -> Mask:
         if not decided.all():
             rest = (~decided).nonzero()[:, 0]
             masked = original(logits[rest], None if k is None else k[rest], p[rest], allow_cpu_sync)
-            logits[rest] = masked  # their lowest is -inf, which masks none of them below
+            logits[rest] = masked  # `lowest` is -inf for these rows, so the line below masks nothing in them
         return logits.masked_fill_(logits < lowest, -torch.inf)
 
     return apply
 
 
 def lowest_kept(logits: torch.Tensor, k: torch.Tensor | None, p: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The lowest logit [B, 1] that top-k and top-p leave of each row, and for which rows [B] the likeliest decide it.
+    """The lowest logit [B, 1] that top-k and top-p keep per row, and the rows [B] that the candidates decide.
 
-    Top-p keeps a token if those likelier than it have less than p of the probability among what top-k leaves. The
-    likeliest stays however small p is. Of tokens with the lowest logit vLLM keeps some, here all stay.
+    Top-p keeps a token if the likelier tokens have less than p of the probability that top-k keeps. The likeliest token
+    always stays. Of several tokens with the lowest logit vLLM keeps some, and this keeps all.
 
     Args:
         logits: float32 [B, V].
@@ -55,7 +56,7 @@ def lowest_kept(logits: torch.Tensor, k: torch.Tensor | None, p: torch.Tensor) -
     count = candidates.shape[1]
     decided = torch.ones_like(p, dtype=torch.bool)
     lowest = torch.full_like(candidates[:, :1], -torch.inf)
-    likeliest = logits.softmax(1).amax(1, keepdim=True)  # its probability; in torch, five times as fast as logsumexp
+    likeliest = logits.softmax(1).amax(1, keepdim=True)  # in torch, five times as fast as with logsumexp
     if k is not None:
         limited = (k < vocabulary)[:, None]
         decided &= ~limited[:, 0] | (k <= count)
@@ -73,7 +74,7 @@ def lowest_kept(logits: torch.Tensor, k: torch.Tensor | None, p: torch.Tensor) -
 
 
 def seeded_among_few(original: Forward) -> Forward:
-    """Stands in for `TopKTopPSampler.forward_cpu`, which forgets seeds where not every request of a step has one."""
+    """Replaces `TopKTopPSampler.forward_cpu`, which ignores seeds unless every request of a step has one."""
 
     @wraps(original)
     def forward(
@@ -97,10 +98,10 @@ def seeded_among_few(original: Forward) -> Forward:
 
 
 def draw(logits: torch.Tensor, generators: Mapping[int, torch.Generator]) -> torch.Tensor:
-    """Of each row of masked logits [B, V] a token [B], by its likelihood.
+    """Draws one token [B] per row of masked logits [B, V], by its probability.
 
-    The token with the highest logit - log(e), e exponential, is as likely as softmax says (the Gumbel trick). A row
-    with a generator takes one number of it for each token of the vocabulary: the same ones whatever was masked.
+    The token with the highest logit - log(e), e exponential, has the probability that softmax gives it (the Gumbel
+    trick). A row with a generator draws one number per token of the vocabulary, so masks do not change the numbers.
     """
     kept = logits > -torch.inf
     if kept.sum() > CANDIDATES * len(logits):

@@ -1,1 +1,1 @@
-"""The layers that are ours: which of them are NVFP4, and what computes each."""
+"""Our layers: which layers of a checkpoint are NVFP4, and what computes each kind."""

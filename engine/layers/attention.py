@@ -1,7 +1,8 @@
-"""vLLM's attention on voltserve_kernels: a V100's tensor cores for prompts, equal runs of the cache for decoding.
+"""vLLM's attention on voltserve_kernels: tensor cores for prompts, and an equal split of the cache for decoding.
 
-Registered as vLLM's CUSTOM backend. kernels/contracts/attention.h is the contract of the two ops that do the work.
-A step's metadata is what vLLM has on the GPU anyway, and two numbers that the host knows. Captured graphs need no more.
+It is registered as vLLM's CUSTOM backend. The contract of its two ops is kernels/contracts/attention.h. A step's
+metadata consists of tensors that vLLM has on the GPU anyway and of two numbers that the host knows. Captured graphs
+need no more.
 """
 
 from dataclasses import dataclass, replace
@@ -21,21 +22,19 @@ from vllm.v1.attention.backend import (
 )
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
-from engine.layers.linear import kernel_devices
-from engine.volta import HEAD_SIZES
+from engine.limits import DECODE_TOKENS, HEAD_SIZES
+from engine.ops import kernel_devices
 
-# Requests with more new tokens than this are computed on tensor cores (kernels/cuda/attention/plan.h).
-DECODE_TOKENS = 8
 INSTEAD = "pass --attention-backend TRITON_ATTN"
 
 
 def available() -> bool:
-    """Whether the installed voltserve_kernels have code for GPUs."""
+    """Whether the installed voltserve_kernels has code for GPUs."""
     return "cuda" in kernel_devices()
 
 
 def register() -> None:
-    """Makes this vLLM's CUSTOM backend; it is taken only where a platform chooses it or the user asks for it."""
+    """Makes this vLLM's CUSTOM backend, for platforms that choose it and users who ask for it."""
     register_backend(AttentionBackendEnum.CUSTOM, f"{__name__}.{Backend.__name__}")
 
 
@@ -55,7 +54,7 @@ class Backend(AttentionBackend):  # type: ignore[misc]  # vLLM's classes are unt
 
     @staticmethod
     def get_impl_cls() -> type["Impl"]:
-        """What a layer computes with."""
+        """The class of a layer's attention."""
         return Impl
 
     @staticmethod
@@ -65,21 +64,21 @@ class Backend(AttentionBackend):  # type: ignore[misc]  # vLLM's classes are unt
 
     @staticmethod
     def get_supported_kernel_block_sizes() -> list[int | MultipleOf]:
-        """Groups of 8 positions are never split over two blocks."""
+        """Multiples of 8, so that a group of 8 positions lies in one block."""
         return [MultipleOf(8)]
 
     @staticmethod
     def get_kv_cache_shape(
         num_blocks: int, block_size: int, num_kv_heads: int, head_size: int, cache_dtype_str: str = "auto"
     ) -> tuple[int, ...]:
-        """Blocks first, so that layers with recurrent states can share vLLM's. Keys are [:, 0], values [:, 1]."""
+        """Blocks come first, so that layers with recurrent states can share them. Keys are [:, 0], values [:, 1]."""
         return (num_blocks, 2, block_size, num_kv_heads, head_size)
 
     @staticmethod
     def get_kv_cache_stride_order(include_num_layers_dimension: bool = False) -> tuple[int, ...]:
-        """In memory a head's positions of a block lie together ("HND").
+        """Within a cache block, a head's positions are adjacent in memory ("HND").
 
-        A block of the GPU reads one head: 16 positions of 128 dimensions are then 4 KiB in a row, not 16 pieces.
+        A thread block reads one head: 16 positions of 128 dimensions are 4 KiB in a row instead of 16 pieces.
         """
         if include_num_layers_dimension:
             return (1, 0, 2, 4, 3, 5)
@@ -87,17 +86,17 @@ class Backend(AttentionBackend):  # type: ignore[misc]  # vLLM's classes are unt
 
     @classmethod
     def get_supported_head_sizes(cls) -> list[int]:
-        """Those that kernels are compiled for."""
+        """The sizes that kernels are compiled for."""
         return list(HEAD_SIZES)
 
     @classmethod
     def supports_combination(cls, *_layer: Any) -> str | None:
-        """Why no layer is taken at all: kernels that were built without code for GPUs."""
+        """Refuses every layer if the kernels were built without code for GPUs."""
         return None if available() else "the installed voltserve_kernels have no code for GPUs"
 
     @classmethod
     def supports_compute_capability(cls, capability: DeviceCapability) -> bool:
-        """From Volta on; later GPUs emulate its tensor-core instruction."""
+        """Volta and later. Later GPUs emulate Volta's tensor-core instruction."""
         return bool(capability >= DeviceCapability(7, 0))
 
 
@@ -106,7 +105,7 @@ class Metadata(AttentionMetadata):  # type: ignore[misc]  # vLLM's classes are u
     """One step's batch of R requests; tensors int32 unless stated, on the GPU."""
 
     num_actual_tokens: int
-    decode_query_len: int  # most new tokens of a request that has at most DECODE_TOKENS of them; 0: none has
+    decode_query_len: int  # most new tokens among requests with at most DECODE_TOKENS; 0: no such request
     max_query_len: int
     query_start_loc: torch.Tensor  # [R + 1]
     seq_lens: torch.Tensor  # [R]
@@ -115,9 +114,9 @@ class Metadata(AttentionMetadata):  # type: ignore[misc]  # vLLM's classes are u
 
 
 class Builder(AttentionMetadataBuilder[Metadata]):  # type: ignore[misc]  # vLLM's classes are untyped
-    """Reads nothing from the GPU, and reorders nothing: each kernel skips the other's requests."""
+    """Reads nothing from the GPU and reorders nothing: each kernel skips the other kernel's requests."""
 
-    # Which kernels run is settled on the host when a graph is captured, so its batches must be alike in that.
+    # A graph's kernels are chosen on the host at capture. So every batch of a graph must need the same kernels.
     _cudagraph_support = AttentionCGSupport.UNIFORM_BATCH
     supports_update_block_table = True
 
@@ -170,10 +169,10 @@ class Impl(AttentionImpl[Metadata]):  # type: ignore[misc]  # vLLM's classes are
         kv_sharing_target_layer_name: str | None = None,
         **further: Any,
     ) -> None:
-        """As vLLM calls it; `further`: what only some models' layers ask for.
+        """As vLLM calls it. `further`: options that only some models' layers set.
 
         Raises:
-            NotImplementedError: a layer that asks for more than causal attention, a window and a soft cap.
+            NotImplementedError: the layer needs more than causal attention, a window and a soft cap.
         """
         asked = {name: value for name, value in further.items() if value is not None and value is not False}
         if alibi_slopes is not None:
@@ -192,7 +191,7 @@ class Impl(AttentionImpl[Metadata]):  # type: ignore[misc]  # vLLM's classes are
         self.window = sliding_window or 0
         self.soft_cap = logits_soft_cap or 0.0
         self.kv_sharing_target_layer_name = kv_sharing_target_layer_name
-        # The last cache seen and its two halves: taking it apart costs as much of the host as a launch.
+        # The last cache and its two halves, kept since splitting it costs the host as much as a launch.
         self._cache: torch.Tensor | None = None
         self._halves: tuple[torch.Tensor, ...] = ()
 
@@ -208,10 +207,10 @@ class Impl(AttentionImpl[Metadata]):  # type: ignore[misc]  # vLLM's classes are
         output_scale: torch.Tensor | None = None,
         output_block_scale: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Attention of `query` [T, H, D] over `kv_cache` (get_kv_cache_shape) into `output` [T, H, D], its result.
+        """Attention of `query` [T, H, D] over `kv_cache` (get_kv_cache_shape). Writes and returns `output` [T, H, D].
 
         Raises:
-            NotImplementedError: without `output`, or with a scale for it.
+            NotImplementedError: `output` is missing, or has a scale.
         """
         if output is None or output_scale is not None or output_block_scale is not None:
             raise NotImplementedError("attention: expected a float16 output to write to, got none or a quantized one")

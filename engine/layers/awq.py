@@ -1,10 +1,10 @@
 """AWQ models on a V100, computed by the kernels for GPTQ.
 
-vLLM's AWQ kernels hold no code for compute capability 7.0; its gptq_gemm does, and computes the same weights,
-(q - zero) * scale, from another arrangement. Layouts, eight 4-bit values to an int32:
+vLLM's AWQ kernels have no code for compute capability 7.0, but its gptq_gemm does. Both compute the same weights,
+(q - zero) * scale, from different layouts. Eight 4-bit values are packed per int32:
 
-- AWQ (github.com/mit-han-lab/llm-awq): qweight [K, N/8] and qzeros [K/g, N/8] along N, columns 0, 2, 4, 6, 1, 3, 5, 7
-  from the lowest bits up; scales [K/g, N].
+- AWQ (github.com/mit-han-lab/llm-awq): qweight [K, N/8] and qzeros [K/g, N/8] along N; scales [K/g, N].
+  From the lowest bits up, an int32 holds columns 0, 2, 4, 6, 1, 3, 5, 7.
 - GPTQ, version 2 (github.com/ModelCloud/GPTQModel): qweight [K/8, N] along K and qzeros [K/g, N/8] along N, in order.
 """
 
@@ -22,12 +22,12 @@ from engine import progress
 
 NAME = "awq"
 BITS, PACKED = 4, 8  # values of 4 bits; 8 to an int32
-# Of the eight columns of an int32, the place of each, counted from the lowest bits.
+# The position of each of an int32's eight columns, counted from the lowest bits.
 _PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 
 
 class VoltaAwqConfig(AWQConfig):  # type: ignore[misc]  # vLLM's classes are untyped
-    """vLLM's, with another linear method."""
+    """vLLM's config, with our linear method."""
 
     @classmethod
     def get_min_capability(cls) -> int:
@@ -35,10 +35,10 @@ class VoltaAwqConfig(AWQConfig):  # type: ignore[misc]  # vLLM's classes are unt
         return 70
 
     def get_quant_method(self, layer: Module, prefix: str) -> Any:
-        """The method of a layer; vLLM's choice where it is not AWQ's.
+        """The method of a layer. Layers without AWQ weights keep vLLM's choice.
 
         Raises:
-            NotImplementedError: experts.
+            NotImplementedError: the layer has experts.
         """
         if isinstance(layer, FusedMoE):
             raise NotImplementedError(f"{prefix}: expected linear layers, got AWQ experts. Serve a dense AWQ model")
@@ -48,10 +48,10 @@ class VoltaAwqConfig(AWQConfig):  # type: ignore[misc]  # vLLM's classes are unt
 
 @register_weight_loader_v2_supported_method
 class AwqOnGptqKernels(AWQLinearMethod):  # type: ignore[misc]  # vLLM's classes are untyped
-    """Loaded as vLLM loads AWQ; repacked for gptq_gemm."""
+    """Loads as vLLM loads AWQ, then repacks for gptq_gemm."""
 
     def process_weights_after_loading(self, layer: Any) -> None:
-        """Repacks what was loaded; for a while a layer takes three times its size."""
+        """Repacks the loaded weights. Meanwhile the layer takes three times its size."""
         weights = pack(unpack(layer.qweight.data), dim=0)
         zeros = pack(unpack(layer.qzeros.data), dim=1)
         layer.order = torch.empty(0, dtype=torch.int32, device=weights.device)  # no reordering of K
@@ -79,7 +79,7 @@ def unpack(packed: torch.Tensor) -> torch.Tensor:
 
 
 def pack(values: torch.Tensor, dim: int) -> torch.Tensor:
-    """Values 0 … 15, int32 [R, C], eight to an int32 along `dim`, the first in the lowest bits."""
+    """Packs values 0 … 15, int32 [R, C], eight per int32 along `dim`, the first in the lowest bits."""
     rows, columns = values.shape
     eight = values.reshape(-1, PACKED, columns).unbind(1) if dim == 0 else values.reshape(rows, -1, PACKED).unbind(2)
     out = torch.zeros_like(eight[0])
@@ -89,6 +89,6 @@ def pack(values: torch.Tensor, dim: int) -> torch.Tensor:
 
 
 def register() -> None:
-    """Has vLLM take this for `awq`."""
+    """Makes vLLM use this config for `awq`."""
     register_quantization_config(NAME)(VoltaAwqConfig)
     progress.decision("AWQ models", "gptq_gemm", "vLLM's AWQ kernels have no code for compute capability 7.0")

@@ -1,7 +1,8 @@
 """Gated DeltaNet layers (Qwen3-Next, Qwen3.5 and their like) on voltserve_kernels.
 
-vLLM computes them with Triton kernels, which need a GPU and matrix units that a V100 lacks (docs/log.md). Its layer
-class is replaced at its extension point for out-of-tree layers; projections, weights, caches and metadata stay vLLM's.
+vLLM computes them with Triton kernels. Those need a GPU with matrix units that a V100 lacks (docs/log.md). We replace
+its layer class through its extension point for out-of-tree layers. Projections, weights, caches and metadata stay
+vLLM's.
 """
 
 from functools import cache
@@ -16,19 +17,19 @@ from vllm.model_executor.model_loader.weight_utils import sharded_weight_loader
 from vllm.platforms import current_platform
 
 from engine import progress
-from engine.layers.linear import kernel_devices
+from engine.limits import CONV_TAPS
+from engine.ops import kernel_devices
 from quant.errors import QuantError
 
-TAPS = 4  # of the convolution; kernels/contracts/gdn.h
-# What the kernels compute in, by device.
+# The dtype that the kernels compute in, by device.
 DTYPES = {"cpu": torch.float32, "cuda": torch.float16}
 
 
 class GatedDeltaNet(GatedDeltaNetAttention):  # type: ignore[misc]  # vLLM's classes are untyped
-    """vLLM's layer, whose convolution and delta rule are torch.ops.voltserve's."""
+    """vLLM's layer, with convolution and delta rule by torch.ops.voltserve."""
 
     def __init__(self, config: Any, vllm_config: VllmConfig, **options: Any) -> None:
-        """Raises QuantError for a layer that the kernels do not take."""
+        """Raises QuantError if the kernels do not take the layer."""
         super().__init__(config, vllm_config, **options)
         dtype = DTYPES[current_platform.device_type]
         _, state_dtype = self.get_state_dtype()
@@ -37,16 +38,16 @@ class GatedDeltaNet(GatedDeltaNetAttention):  # type: ignore[misc]  # vLLM's cla
             (vllm_config.speculative_config is None, "no speculative decoding", "Leave out --speculative-config"),
             (vllm_config.model_config.dtype == dtype, f"--dtype {bits} on this device", f"Serve with --dtype {bits}"),
             (state_dtype == torch.float32, "float32 states", "Serve with --mamba-ssm-cache-dtype float32"),
-            (self.conv_kernel_size == TAPS, f"a convolution over {TAPS} tokens", "Choose another model"),
+            (self.conv_kernel_size == CONV_TAPS, f"a convolution over {CONV_TAPS} tokens", "Choose another model"),
             (self.head_k_dim == self.head_v_dim, "keys and values of one size", "Choose another model"),
             (self.activation in ("silu", "swish"), "SiLU after the convolution", "Choose another model"),
         )
         for holds, expected, remedy in expectations:
             if not holds:
                 raise QuantError(f"{self.prefix}: Gated DeltaNet kernels expect {expected}, got otherwise", remedy)
-        # Its weight is a convolution's: no linear method may prepare it.
+        # This weight belongs to a convolution: no linear method may process it.
         self.conv1d.quant_method = None
-        # As stored, without rounding to 16 bits: it sets for how long a state remembers.
+        # Kept as stored, since rounding to 16 bits would change how long a state remembers.
         self.dt_bias = Parameter(torch.ones(self.num_v_heads // self.tp_size, dtype=torch.float32), requires_grad=False)
         self.dt_bias.weight_loader = sharded_weight_loader(0)  # type: ignore[attr-defined]
         progress.decision("Gated DeltaNet layers", "kernels", "voltserve_kernels have code for this device")
@@ -54,10 +55,10 @@ class GatedDeltaNet(GatedDeltaNetAttention):  # type: ignore[misc]  # vLLM's cla
     def _forward_core(
         self, mixed_qkv: torch.Tensor, b: torch.Tensor, a: torch.Tensor, core_attn_out: torch.Tensor
     ) -> None:
-        """What lies between the projections.
+        """Everything between the projections: convolution, gates and delta rule.
 
-        mixed_qkv [T, 2 key dims + value dims], b and a [T, value heads]; core_attn_out [T, value heads, value dim] is
-        filled, but for rows of padding.
+        mixed_qkv is [T, 2 key dims + value dims]; b and a are [T, value heads]. The result is written to core_attn_out
+        [T, value heads, value dim], except for rows of padding.
         """
         step = get_forward_context().attn_metadata
         if step is None:  # a trial run that measures memory
@@ -70,7 +71,7 @@ class GatedDeltaNet(GatedDeltaNetAttention):  # type: ignore[misc]  # vLLM's cla
             starts, continued = step.non_spec_query_start_loc, step.has_initial_state
             slots = slots[: continued.shape[0]]
         else:
-            # One token a request; of padding for a captured graph, slots are negative, or there are none.
+            # One token per request. Padding of a captured graph has negative slots, or none.
             slots = slots[:tokens]
             tokens = slots.shape[0]
         convolution_state, state = self.kv_cache
@@ -84,6 +85,6 @@ class GatedDeltaNet(GatedDeltaNetAttention):  # type: ignore[misc]  # vLLM's cla
 
 @cache
 def register() -> None:
-    """Has vLLM make the layer above in place of its own, where voltserve_kernels have code for this device; once."""
+    """Makes vLLM use the layer above if voltserve_kernels has code for this device. A second call does nothing."""
     if current_platform.device_type in kernel_devices():
         GatedDeltaNetAttention.register_oot(GatedDeltaNet)

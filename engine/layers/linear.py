@@ -1,10 +1,9 @@
 """The linear method of NVFP4 layers.
 
-Parameters are as the checkpoint's format names and stores them; after loading they become the one internal tensor, and
-what computes with it is chosen.
+While weights load, the parameters have the names and layout of the checkpoint's format. After loading they become the
+one internal tensor, in the form that the chosen route computes with.
 """
 
-import importlib.util
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -21,13 +20,14 @@ from vllm.model_executor.parameter import ChannelQuantScaleParameter, GroupQuant
 from vllm.platforms import current_platform
 
 from engine import progress
+from engine.ops import kernel_devices
+from quant import e4m3
 from quant.errors import QuantError
 from quant.formats.linear import read_linear
 from quant.formats.modelopt import PRE_QUANT_SCALE
 from quant.formats.scheme import Scheme
 from quant.tensor import NVFP4Tensor
 
-_E4M3_NAN = 0x7F
 _REMEDY = "Check the model's files with `voltserve verify` and fetch what is damaged again"
 
 logger = init_logger(__name__)
@@ -35,16 +35,16 @@ logger = init_logger(__name__)
 
 @dataclass(frozen=True)
 class Route:
-    """What computes an NVFP4 layer, and why."""
+    """What computes an NVFP4 layer, with the reason."""
 
     name: Literal["kernels", "dense"]
     reason: str
 
 
 def choose_route(kernel_devices: Collection[str], device: str, dtype: torch.dtype) -> Route:
-    """What computes NVFP4 layers on `device` ("cpu", "cuda").
+    """Chooses what computes NVFP4 layers on `device` ("cpu", "cuda").
 
-    `kernel_devices`: those that the installed voltserve_kernels have code for; none where they are not installed.
+    `kernel_devices`: the devices that the installed voltserve_kernels has code for; empty if it is not installed.
     """
     if device in kernel_devices:
         return Route("kernels", f"voltserve_kernels has code for {device}: weights stay in 4 bits")
@@ -53,19 +53,9 @@ def choose_route(kernel_devices: Collection[str], device: str, dtype: torch.dtyp
     return Route("dense", f"voltserve_kernels {why}: weights are dequantized once, to {bits}, at load")
 
 
-def kernel_devices() -> list[str]:
-    """The devices that voltserve_kernels have code for; importing them registers torch.ops.voltserve."""
-    if importlib.util.find_spec("voltserve_kernels") is None:
-        return []
-    import voltserve_kernels
-
-    devices: list[str] = voltserve_kernels.devices()
-    return devices
-
-
 @register_weight_loader_v2_supported_method
 class QuasarNvfp4LinearMethod(LinearMethodBase):  # type: ignore[misc]  # vLLM's classes are untyped
-    """y = x Wᵀ + b with W [N, K] in NVFP4, for one layer of one tensor-parallel rank."""
+    """y = x Wᵀ + b with W [N, K] in NVFP4, for one layer on one tensor-parallel rank."""
 
     def __init__(self, prefix: str, scheme: Scheme) -> None:
         self.prefix = prefix
@@ -91,8 +81,9 @@ class QuasarNvfp4LinearMethod(LinearMethodBase):  # type: ignore[misc]  # vLLM's
     ) -> None:
         """Makes this rank's parameters: N = sum(output_partition_sizes) rows of K = input_size_per_partition columns.
 
-        The global scale gets one element a row, not one a member: its loader spreads the checkpoint's scalar over all
-        rows of the member, so that vLLM's row sharding puts it where the member's rows go, whatever the layer kind.
+        The global scale has one element per row, not one per member of a fused layer. Its loader spreads the
+        checkpoint's scalar over all rows of the member. So vLLM's row sharding puts it beside the member's rows,
+        whatever the layer's kind.
 
         Raises:
             QuantError: K is not a multiple of the group size on this rank.
@@ -104,7 +95,7 @@ class QuasarNvfp4LinearMethod(LinearMethodBase):  # type: ignore[misc]  # vLLM's
         self._dtype = params_dtype
         load = extra_weight_attrs["weight_loader"]
         codes, scales, global_scale = (self._layout.codes, self._layout.scales, self._layout.global_scale)
-        unloaded = torch.full((rows, columns // self.group_size), _E4M3_NAN, dtype=torch.uint8)
+        unloaded = torch.full((rows, columns // self.group_size), e4m3.NAN, dtype=torch.uint8)
         layer.register_parameter(
             codes,
             ModelWeightParameter(
@@ -117,7 +108,7 @@ class QuasarNvfp4LinearMethod(LinearMethodBase):  # type: ignore[misc]  # vLLM's
         layer.register_parameter(
             scales,
             GroupQuantScaleParameter(
-                data=unloaded.view(torch.float8_e4m3fn),  # NaN, so that what was never loaded shows
+                data=unloaded.view(torch.float8_e4m3fn),  # NaN, so that a scale that was never loaded is found
                 input_dim=1,
                 output_dim=0,
                 weight_loader=self._loader(scales, load, torch.float8_e4m3fn),
@@ -131,7 +122,7 @@ class QuasarNvfp4LinearMethod(LinearMethodBase):  # type: ignore[misc]  # vLLM's
                 weight_loader=self._loader(global_scale, load, torch.float32, spread_over=output_size),
             ),
         )
-        # Activations stay in 16 bits or more, so what W4A4 checkpoints bring for them is read and dropped.
+        # Activations stay in 16 bits or more, so the input scales of W4A4 checkpoints are read and dropped.
         unused = Parameter(torch.empty(0), requires_grad=False)
         unused.weight_loader = lambda *_args, **_kwargs: None  # type: ignore[attr-defined]
         layer.register_parameter(self._layout.input_scale, unused)
@@ -143,7 +134,7 @@ class QuasarNvfp4LinearMethod(LinearMethodBase):  # type: ignore[misc]  # vLLM's
             layer.register_parameter(PRE_QUANT_SCALE, scale)
 
     def process_weights_after_loading(self, layer: Module) -> None:
-        """Turns the parameters into what the route computes with.
+        """Turns the parameters into the form that the route computes with.
 
         Raises:
             QuantError: a tensor is missing, a scale is NaN, or a global scale is not a positive number.
@@ -152,9 +143,9 @@ class QuasarNvfp4LinearMethod(LinearMethodBase):  # type: ignore[misc]  # vLLM's
         for name in (*self._loaded, self._layout.input_scale):
             delattr(layer, name)
         if self._scheme.pre_quant_scale and not self._pre_quant_members:
-            # Exports fold most of these into norms and neighbouring weights.
+            # Exports fold most of these scales into norms and neighbouring weights.
             layer.register_parameter(PRE_QUANT_SCALE, None)
-        self._tell_route()
+        self._report_route()
         if self.route.name == "dense":
             layer.weight = Parameter(tensor.dequantize(self._dtype), requires_grad=False)
             self._dense.process_weights_after_loading(layer)
@@ -163,9 +154,9 @@ class QuasarNvfp4LinearMethod(LinearMethodBase):  # type: ignore[misc]  # vLLM's
             layer.packed = Parameter(packed, requires_grad=False)
             layer.scales = Parameter(scales, requires_grad=False)
             layer.row_factor = Parameter(tensor.row_factor, requires_grad=False)
-            # Kept apart as well, since a module looks its parameters up anew at each call.
+            # Kept outside the module as well, since a module looks up its parameters at each call.
             self._operands = (packed, scales, tensor.row_factor, self.group_size)
-            self._product = torch.ops.voltserve.nvfp4_linear.default
+            self._gemm = torch.ops.voltserve.nvfp4_linear.default
 
     def apply(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """x [..., K] to [..., N] in x's dtype."""
@@ -174,7 +165,7 @@ class QuasarNvfp4LinearMethod(LinearMethodBase):  # type: ignore[misc]  # vLLM's
         if self.route.name == "dense":
             y: torch.Tensor = self._dense.apply(layer, x, bias)
         else:
-            y = self._product(x, *self._operands, bias)
+            y = self._gemm(x, *self._operands, bias)
         return y
 
     def _read(self, layer: Module) -> NVFP4Tensor:
@@ -200,9 +191,9 @@ class QuasarNvfp4LinearMethod(LinearMethodBase):  # type: ignore[misc]  # vLLM's
     def _loader(
         self, name: str, load: Callable[..., None], dtype: torch.dtype, spread_over: int | None = None
     ) -> Callable[..., None]:
-        """vLLM's weight loader for one parameter, which remembers the members loaded and names what does not fit.
+        """vLLM's weight loader for one parameter. It records loaded members and names a tensor that does not fit.
 
-        `spread_over`: rows of the whole layer, over which a scalar is spread.
+        `spread_over`: a scalar is spread over this many rows, those of the whole layer.
         """
 
         def checked_load(param: Parameter, loaded: torch.Tensor, *member: Any) -> None:
@@ -213,7 +204,7 @@ class QuasarNvfp4LinearMethod(LinearMethodBase):  # type: ignore[misc]  # vLLM's
                 raise QuantError(f"{where}: expected {expected}, got {got}", _REMEDY)
             try:
                 load(param, loaded if spread_over is None else loaded.reshape(1).expand(spread_over), *member)
-            except (AssertionError, RuntimeError) as error:  # all that vLLM and torch say of a shape that does not fit
+            except (AssertionError, RuntimeError) as error:  # vLLM and torch raise these for a shape that does not fit
                 expected = f"a shape that this rank's {list(param.shape)} is cut from"
                 raise QuantError(f"{where}: expected {expected}, got {got}", _REMEDY) from error
             self._loaded[name].add(member)
@@ -221,8 +212,9 @@ class QuasarNvfp4LinearMethod(LinearMethodBase):  # type: ignore[misc]  # vLLM's
         return checked_load
 
     def _pre_quant_loader(self, own: slice, input_size: int) -> Callable[..., None]:
-        """Loads this rank's part of `pre_quant_scale` [input_size]; members of a fused layer share their input, and so
-        must share it.
+        """Loads this rank's part of `pre_quant_scale` [input_size].
+
+        Members of a fused layer share their input, so they must share this scale.
         """
 
         def load(param: Parameter, loaded: torch.Tensor, *member: Any) -> None:
@@ -251,6 +243,6 @@ class QuasarNvfp4LinearMethod(LinearMethodBase):  # type: ignore[misc]  # vLLM's
             f"got {columns} of {input_size}; tensor-parallel sizes that work for this layer: {works}"
         )
 
-    def _tell_route(self) -> None:
+    def _report_route(self) -> None:
         logger.info_once("NVFP4 linear layers: %s (%s)", self.route.name, self.route.reason)
         progress.decision("NVFP4 linear layers", self.route.name, self.route.reason)

@@ -1,7 +1,8 @@
 """The method of NVFP4 experts: vLLM's FusedMoE layers, each expert an NVFP4 gate, up and down projection.
 
-Routers stay in 16 bits. Each expert's gate and up (w1, w3) lie in one matrix `w13` [2 I, H]; down (w2) is [H, I]: H is
-the model's width, I this rank's part of the expert's. Factors are per row, so gate and up may differ in globals.
+Routers stay in 16 bits. H is the model's width, and I this rank's part of an expert's width. Each expert's gate and up
+(w1, w3) form one matrix `w13` [2 I, H]. Its down (w2) is [H, I]. Factors are per row, so gate and up may have different
+global scales.
 """
 
 from collections.abc import Callable
@@ -17,15 +18,16 @@ from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import Un
 from vllm.platforms import current_platform
 
 from engine import progress
-from engine.layers.linear import choose_route, kernel_devices
+from engine.layers.linear import choose_route
 from engine.layers.moe_slots import Slots, align, block_size
+from engine.ops import kernel_devices
+from quant import e4m3
 from quant.errors import QuantError
 from quant.formats.linear import read_linear
 from quant.formats.modelopt import PRE_QUANT_SCALE
 from quant.formats.scheme import Scheme
 from quant.tensor import NVFP4Tensor
 
-_E4M3_NAN = 0x7F
 _REMEDY = "Check the model's files with `voltserve verify` and fetch what is damaged again"
 
 Projection = Literal["w1", "w2", "w3"]  # gate, down, up
@@ -47,11 +49,11 @@ class QuasarNvfp4MoEMethod(FusedMoEMethodBase):  # type: ignore[misc]  # vLLM's 
 
     @property
     def is_monolithic(self) -> bool:
-        """Whether `apply_monolithic` routes the tokens: on a CPU, where vLLM's own router has no kernels."""
+        """Whether `apply_monolithic` routes the tokens. It does on a CPU, where vLLM's router has no kernels."""
         return bool(current_platform.device_type == "cpu")
 
     def get_fused_moe_quant_config(self, layer: Module) -> FusedMoEQuantConfig | None:
-        """None: it describes weights to vLLM's kernels, which do not compute these."""
+        """None: the config would describe weights to vLLM's kernels, which do not compute these."""
         return None
 
     def create_weights(
@@ -63,12 +65,13 @@ class QuasarNvfp4MoEMethod(FusedMoEMethodBase):  # type: ignore[misc]  # vLLM's 
         params_dtype: torch.dtype,
         **extra_weight_attrs: Any,
     ) -> None:
-        """Makes this rank's parameters, named as vLLM's mapping of experts names them: `w13_` and `w2_` before the
-        names of the checkpoint's format; [E, N, …] each, the global scale with one element a row.
+        """Makes this rank's parameters, each [E, N, …]; the global scale has one element per row.
+
+        vLLM's mapping of experts sets their names: `w13_` or `w2_`, then the name of the checkpoint's format.
 
         Raises:
             QuantError: K of a matrix is not a multiple of the group size on this rank.
-            NotImplementedError: a kind of experts, or a way to spread them, that is not computed here.
+            NotImplementedError: this kind of experts, or this way to distribute them, is not supported.
         """
         self._refuse_unknown_kinds(layer)
         self._dtype = params_dtype
@@ -82,10 +85,10 @@ class QuasarNvfp4MoEMethod(FusedMoEMethodBase):  # type: ignore[misc]  # vLLM's 
             if columns % self.group_size:
                 raise QuantError(self._misfit(columns, columns * split), "Choose another --tensor-parallel-size")
         for name, rows, columns in (("w13", 2 * own, hidden), ("w2", hidden, own)):
-            unloaded = torch.full((num_experts, rows, columns // self.group_size), _E4M3_NAN, dtype=torch.uint8)
+            unloaded = torch.full((num_experts, rows, columns // self.group_size), e4m3.NAN, dtype=torch.uint8)
             for suffix, data in (
                 (self._layout.codes, torch.empty(num_experts, rows, columns // 2, dtype=torch.uint8)),
-                (self._layout.scales, unloaded.view(torch.float8_e4m3fn)),  # NaN, so that what was never loaded shows
+                (self._layout.scales, unloaded.view(torch.float8_e4m3fn)),  # NaN: unloaded scales are found
                 (self._layout.global_scale, torch.full((num_experts, rows), torch.nan, dtype=torch.float32)),
             ):
                 parameter = Parameter(data, requires_grad=False)
@@ -97,7 +100,7 @@ class QuasarNvfp4MoEMethod(FusedMoEMethodBase):  # type: ignore[misc]  # vLLM's 
                 layer.register_parameter(f"{name}_{suffix}", parameter)
 
     def process_weights_after_loading(self, layer: Module) -> None:
-        """Turns the parameters into what the route computes with.
+        """Turns the parameters into the form that the route computes with.
 
         Raises:
             QuantError: a tensor is missing, a scale is NaN, or a global scale is not a positive number.
@@ -137,15 +140,15 @@ class QuasarNvfp4MoEMethod(FusedMoEMethodBase):  # type: ignore[misc]  # vLLM's 
         topk_ids: torch.Tensor,
         shared_experts_input: torch.Tensor | None,
     ) -> torch.Tensor:
-        """x [M, H] to [M, H]; topk_weights float [M, k], topk_ids int [M, k]. Shared experts are vLLM's to add."""
+        """x [M, H] to [M, H]; topk_weights float [M, k], topk_ids int [M, k]. vLLM adds shared experts."""
         if self._dense is not None:
             dense: torch.Tensor = self._dense.apply(layer, x, topk_weights, topk_ids, shared_experts_input)
             return dense
         tokens, top_k = topk_ids.shape
         experts: int = layer.w13_row_factor.shape[0]
         order = align(topk_ids, experts, block_size(tokens * top_k, experts))
-        gate_up = self._product(layer, "w13", x.contiguous(), order, top_k)
-        down = self._product(layer, "w2", self._activate(gate_up), order, 1)
+        gate_up = self._gemm(layer, "w13", x.contiguous(), order, top_k)
+        down = self._gemm(layer, "w2", self._activate(gate_up), order, 1)
         return torch.bmm(topk_weights.to(down.dtype).unsqueeze(1), down.view(tokens, top_k, down.shape[1])).squeeze(1)
 
     def apply_monolithic(self, layer: Any, x: torch.Tensor, router_logits: torch.Tensor) -> torch.Tensor:
@@ -174,17 +177,17 @@ class QuasarNvfp4MoEMethod(FusedMoEMethodBase):  # type: ignore[misc]  # vLLM's 
     def _suffixes(self) -> tuple[str, str, str]:
         return self._layout.codes, self._layout.scales, self._layout.global_scale
 
-    def _product(self, layer: Module, name: str, x: torch.Tensor, order: Slots, top_k: int) -> torch.Tensor:
+    def _gemm(self, layer: Module, name: str, x: torch.Tensor, order: Slots, top_k: int) -> torch.Tensor:
         parts = (getattr(layer, f"{name}_{part}") for part in ("packed", "scales", "row_factor"))
         y: torch.Tensor = torch.ops.voltserve.nvfp4_moe_linear(x, *parts, self.group_size, *order, top_k)
         return y
 
     def _loader(self, suffix: str) -> Callable[..., bool]:
-        """Loads one tensor of one expert's projection: this rank's rows of gate and up, its columns of down.
+        """Loads one tensor of one expert's projection: this rank's rows of gate and up, or its columns of down.
 
-        vLLM's own loader copies what fits of a tensor of another shape.
+        vLLM's loader would accept a tensor of another shape, and copy as much of it as fits.
         """
-        packing = {self._layout.codes: 2, self._layout.scales: self.group_size}  # columns that an element stands for
+        packing = {self._layout.codes: 2, self._layout.scales: self.group_size}  # columns per element
         dtype = {self._layout.codes: torch.uint8, self._layout.scales: torch.float8_e4m3fn}.get(suffix, torch.float32)
 
         def load(
@@ -225,7 +228,7 @@ class QuasarNvfp4MoEMethod(FusedMoEMethodBase):  # type: ignore[misc]  # vLLM's 
         scales: torch.Tensor,
         globals_: torch.Tensor,
     ) -> torch.Tensor:
-        """The row factors float32 [N] of one expert's matrix, once all of it is there and read."""
+        """The row factors float32 [N] of one expert's matrix. Raises QuantError if a tensor is missing or malformed."""
         factors = []
         start = 0
         for projection in projections:
@@ -270,8 +273,9 @@ class QuasarNvfp4MoEMethod(FusedMoEMethodBase):  # type: ignore[misc]  # vLLM's 
 
 
 def pack_experts(codes: torch.Tensor, scales: torch.Tensor, group_size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes uint8 [E, N, K/2] and scales [E, N, K/g] in the layout of their device, E of it; in place where it is no
-    larger, so that loading needs room for one more expert, not for all.
+    """Packs codes uint8 [E, N, K/2] and scales [E, N, K/g] into the layout of their device, expert by expert.
+
+    It packs in place if the packed layout is no larger. Then loading needs memory for one more expert instead of all.
     """
     out: list[torch.Tensor] = []
     for expert in range(len(codes)):
@@ -284,7 +288,7 @@ def pack_experts(codes: torch.Tensor, scales: torch.Tensor, group_size: int) -> 
 
 
 def _room_for(experts: int, part: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
-    """Room for `experts` tensors like `part`, with its strides: `whole` itself where it is just that."""
+    """Memory for `experts` tensors like `part`, with its strides. It is `whole` itself if the shapes agree."""
     if part.is_contiguous():
         return whole if part.shape == whole.shape[1:] else part.new_empty(experts, *part.shape)
     padded = part.new_empty(experts, part.shape[0], part.stride(0))
@@ -292,10 +296,10 @@ def _room_for(experts: int, part: torch.Tensor, whole: torch.Tensor) -> torch.Te
 
 
 def _with_padding(view: torch.Tensor) -> torch.Tensor:
-    """All of a matrix of which `view` shows as many columns as count; a layout's bytes may lie in any of them."""
+    """The matrix behind `view` with its padding columns, where a layout may store bytes, too."""
     return view.as_strided((view.shape[0], max(view.stride(0), view.shape[1])), view.stride())
 
 
 def _drop(*_args: Any, **_options: Any) -> bool:
-    """Activations stay in 16 bits or more, so what W4A4 checkpoints bring for them is read and dropped."""
+    """Drops the input scales of W4A4 checkpoints: activations stay in 16 bits or more."""
     return True

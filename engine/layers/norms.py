@@ -1,7 +1,7 @@
-"""Norms that scale by 1 + w (Gemma's, Qwen3.5's) in few operations.
+"""Norms that scale by 1 + w (Gemma's, Qwen3.5's), in few operations.
 
-vLLM has torch.compile make one kernel of them at the first step; without it they are chains of some nine, for each of
-two norms a layer. Here the factor is made once, and torch's own fused norm does the rest; on a CPU, voltserve_kernels.
+vLLM relies on torch.compile to fuse them at the first step. Without it each is a chain of about nine operations, twice
+per layer. Here the factor is computed once. torch's fused norm does the rest, or voltserve_kernels on a CPU.
 """
 
 from functools import cache
@@ -10,11 +10,11 @@ import torch
 from torch.nn import functional
 from vllm.model_executor.layers.layernorm import GemmaRMSNorm
 
-from engine.layers.linear import kernel_devices
+from engine.ops import kernel_devices
 
 
 class UnitOffsetRMSNorm(GemmaRMSNorm):  # type: ignore[misc]  # vLLM's classes are untyped
-    """x / sqrt(mean(x²) + eps) * (1 + w) over the last dimension, of x + residual where a residual is given."""
+    """x / sqrt(mean(x²) + eps) * (1 + w) over the last dimension. A residual is added to x first."""
 
     def __init__(self, hidden_size: int, eps: float = 1e-6) -> None:
         super().__init__(hidden_size, eps)
@@ -25,11 +25,11 @@ class UnitOffsetRMSNorm(GemmaRMSNorm):  # type: ignore[misc]  # vLLM's classes a
     def forward_fused(
         self, x: torch.Tensor, residual: torch.Tensor | None = None
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        """x [..., hidden_size]; with a residual also the sum, which is float32 where x is float16, as vLLM's is.
+        """The norm of x [..., hidden_size]. With a residual it also returns the sum.
 
-        Where voltserve_kernels compute it, x and the residual are overwritten.
+        The sum is float32 if x is float16, as in vLLM. voltserve_kernels overwrites x and the residual.
         """
-        if self._factor is None:  # by now the weights are loaded
+        if self._factor is None:  # at the first call, when the weights are loaded
             self._factor = 1.0 + self.weight.data.float()
         on_kernels = x.is_cpu and x.dtype == torch.float32 and self._cpu_kernels
         if residual is None:
@@ -50,5 +50,5 @@ class UnitOffsetRMSNorm(GemmaRMSNorm):  # type: ignore[misc]  # vLLM's classes a
 
 @cache
 def register() -> None:
-    """Has vLLM make the layer above in place of its own; once."""
+    """Makes vLLM use the layer above. A second call does nothing."""
     GemmaRMSNorm.register_oot(UnitOffsetRMSNorm)

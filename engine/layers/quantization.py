@@ -18,7 +18,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmb
 from vllm.model_executor.models.utils import WeightsMapper
 
 from engine import progress
-from engine.cpu.layers import StoredDtypeEmbedding
+from engine.layers.embedding import StoredDtypeEmbedding
 from engine.layers.linear import QuasarNvfp4LinearMethod
 from engine.layers.moe import QuasarNvfp4MoEMethod
 from quant.constants import CONFIG
@@ -84,7 +84,7 @@ class QuasarNvfp4Config(QuantizationConfig):  # type: ignore[misc]  # vLLM's cla
             self.config = replace(self.config, ignore=ignore)
 
     def apply_vllm_mapper(self, hf_to_vllm_mapper: WeightsMapper) -> None:
-        """Turns the checkpoint's names of ignored modules into vLLM's; patterns stay."""
+        """Translates the checkpoint's names of ignored modules into vLLM's. Patterns stay as they are."""
         config = self._read_config()
         ignore: list[str] = []
         for name in config.ignore or ():
@@ -95,7 +95,7 @@ class QuasarNvfp4Config(QuantizationConfig):  # type: ignore[misc]  # vLLM's cla
         """The method of a layer. None means vLLM's default (embeddings on a GPU, attention).
 
         Raises:
-            ValueError: of a fused layer's members (q/k/v, gate/up, experts) some are ignored and some are not.
+            ValueError: only some members of a fused layer (q/k/v, gate/up, experts) are ignored.
         """
         if isinstance(layer, VocabParallelEmbedding) and StoredDtypeEmbedding.suits(layer):
             return StoredDtypeEmbedding()
@@ -119,7 +119,7 @@ class QuasarNvfp4Config(QuantizationConfig):  # type: ignore[misc]  # vLLM's cla
         return NAME
 
     def get_supported_act_dtypes(self) -> list[torch.dtype]:
-        """Dtypes of activations that the linear method takes."""
+        """The dtypes of activations that the linear method takes."""
         return [torch.float16, torch.bfloat16, torch.float32]
 
     @classmethod

@@ -1,6 +1,6 @@
-"""`python -m engine.probes.all_reduce`: one process a GPU, a few all-reduces through NCCL and ours, are the sums right?
+"""`python -m engine.probes.all_reduce`: checks the sums of a few all-reduces through NCCL and ours, a process per GPU.
 
-It may hang where peer-to-peer is broken: whoever starts it gives it a time limit and kills its process group.
+It may hang if peer-to-peer is broken. The caller sets a time limit and kills its process group.
 """
 
 import argparse
@@ -16,15 +16,15 @@ from torch import distributed
 
 from engine.collective.all_reduce import AllReduce, AllReduceError
 
-ELEMENTS = (1024, 8 * 2**20)  # float32; below and above where NCCL changes its protocol
+ELEMENTS = (1024, 8 * 2**20)  # float32; below and above NCCL's change of protocol
 _ROUNDS = 5
 
 
 def main() -> None:
     """Prints {backend, ranks, wrong, bytes, seconds, host_memory}.
 
-    `wrong`: elements that differ; `seconds`: of the largest size; `host_memory`: what was wrong with our all-reduce
-    there, "" where nothing was, null without GPUs.
+    `wrong`: elements that differ. `seconds`: time of the largest size. `host_memory`: the problem of our all-reduce
+    through host memory, "" if there is none, null without GPUs.
     """
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", type=int, default=torch.cuda.device_count())
@@ -45,22 +45,22 @@ def main() -> None:
     failed = [f"rank {rank} exited with {process.exitcode}" for rank, process in enumerate(ranks) if process.exitcode]
     if failed:
         raise SystemExit("; ".join(failed))
-    told = [results.get() for _ in ranks]
+    answers = [results.get() for _ in ranks]
     answer = {
         "backend": args.backend,
         "ranks": args.ranks,
-        "wrong": sum(wrong for wrong, _, _ in told),
+        "wrong": sum(wrong for wrong, _, _ in answers),
         "bytes": 4 * ELEMENTS[-1],
-        "seconds": max(seconds for _, seconds, _ in told),
-        "host_memory": told[0][2],
+        "seconds": max(seconds for _, seconds, _ in answers),
+        "host_memory": answers[0][2],
     }
     print(json.dumps(answer))
 
 
-Told = tuple[int, float, str | None]
+Result = tuple[int, float, str | None]
 
 
-def _rank(rank: int, ranks: int, backend: str, store: Path, results: "multiprocessing.SimpleQueue[Told]") -> None:
+def _rank(rank: int, ranks: int, backend: str, store: Path, results: "multiprocessing.SimpleQueue[Result]") -> None:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")  # one machine: nothing leaves it
     device = torch.device("cpu") if backend == "gloo" else torch.device("cuda", rank)

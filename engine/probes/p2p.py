@@ -1,7 +1,7 @@
-"""`python -m engine.probes.p2p`: writes through peer memory from each GPU to each other and reads back what arrived.
+"""`python -m engine.probes.p2p`: writes through peer memory between every pair of GPUs and reads it back.
 
-Boards exist on which peer-to-peer over PCIe is offered, reports success and delivers other bytes, so only comparing
-what arrived counts. Also says which GPU architectures the installed torch has machine code for.
+On some boards peer-to-peer over PCIe reports success but delivers wrong bytes, so only a comparison counts. The probe
+also prints the GPU architectures that the installed torch has machine code for.
 """
 
 import argparse
@@ -31,9 +31,9 @@ def main() -> None:
 
 
 def try_pair(source: str, destination: str) -> dict[str, Any]:
-    """Copies from one device to another; {peer_access, wrong, bytes, gb_per_s} of the largest size.
+    """Copies from one device to another. Returns {peer_access, wrong, bytes, gb_per_s}.
 
-    `wrong`: elements that differ from what was sent, over all rounds and sizes.
+    `wrong` counts changed elements over all rounds and sizes. `bytes` and `gb_per_s` are of the largest size.
     """
     access = None
     if source.startswith("cuda"):
@@ -43,18 +43,18 @@ def try_pair(source: str, destination: str) -> dict[str, Any]:
 
 
 def copy_and_compare(source: str, destination: str, size: int, seed: int) -> int:
-    """How many of `size` / 4 int32 elements arrive changed. Both comparisons are made on the host."""
+    """How many of `size` / 4 int32 elements arrive changed. The comparison is made on the host."""
     generator = torch.Generator().manual_seed(seed)
     sent = torch.randint(-(2**31), 2**31 - 1, (size // 4,), dtype=torch.int32, generator=generator)
     there = sent.to(source)
-    arrived = torch.zeros_like(sent, device=destination)  # so that a write that never lands shows
+    arrived = torch.zeros_like(sent, device=destination)  # zeros, so that a lost write is seen
     arrived.copy_(there)
     _wait(source, destination)
     return int((arrived.cpu() != sent).sum())
 
 
 def _speed(source: str, destination: str) -> float:
-    """10^9 bytes a second of the largest size, the best of a few."""
+    """10^9 bytes per second for the largest size, the best of a few rounds."""
     data = torch.zeros(SIZES[-1] // 4, dtype=torch.int32, device=source)
     target = torch.zeros_like(data, device=destination)
     best = 0.0

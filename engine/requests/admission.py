@@ -1,6 +1,6 @@
-"""What is checked of a request before it enters the batch, beside what vLLM checks itself.
+"""Checks of a request before it enters the batch, in addition to vLLM's own.
 
-Each refusal is vLLM's own error, which clients see as a 400 that names the field.
+Each refusal is vLLM's own error. Clients get a 400 that names the field.
 """
 
 import math
@@ -15,22 +15,22 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
 FLOAT32 = 3.4e38  # the largest, rounded down
-# What the arithmetic of a sampler can hold: beyond, logits become infinite or NaN. vLLM bounds the other numbers.
+# Beyond these ranges a sampler's logits become infinite or NaN. vLLM bounds the other numbers.
 RANGES = {"temperature": (0.0, FLOAT32), "repetition_penalty": (1e-6, 1e6)}
-# What is gone through at each token, in Python, while everybody waits; and choices, each of which is a request.
+# The most entries. Python loops over these lists at each token while all requests wait. Each of `n` is a request.
 MOST = {"stop": 256, "stop_token_ids": 1024, "bad_words": 1024, "logit_bias": 4096, "n": 128}
 TOKEN_LISTS = ("stop_token_ids", "allowed_token_ids", "logit_bias")
-SHOWN = 5  # of a list's wrong entries
+SHOWN = 5  # wrong entries of a list that an error shows
 
 
 def check(prompt: Any, params: SamplingParams | PoolingParams, request_id: str, model: ModelConfig) -> None:
-    """Raises VLLMValidationError where a request could harm more than itself.
+    """Raises VLLMValidationError if a request could harm others.
 
     Args:
-        prompt: what vLLM's renderer made of the prompt; of anything else nothing is checked here.
-        params: the request's.
-        request_id: which a client may have chosen.
-        model: that is served.
+        prompt: as vLLM's renderer returns it; other forms are not checked here.
+        params: the request's parameters.
+        request_id: a client may have chosen it.
+        model: the served model.
     """
     vocabulary = model.get_vocab_size()
     if isinstance(prompt, dict) and "type" in prompt:
@@ -41,16 +41,16 @@ def check(prompt: Any, params: SamplingParams | PoolingParams, request_id: str, 
     crosses("request_id", request_id)
     if isinstance(params, SamplingParams):
         check_sampling(params, vocabulary)
-        params._validate_logprobs(model)  # vLLM does it, too, but only when a stream has begun
+        params._validate_logprobs(model)  # vLLM checks this, too, but only after a stream has begun
     check_crossing(params)
 
 
 def check_prompt(prompt: Any, vocabulary: int) -> None:
-    """Raises VLLMValidationError where the prompt has a token that the model has no embedding of."""
+    """Raises VLLMValidationError if the prompt has a token without an embedding."""
     tokens: Sequence[int] | None = prompt.get("prompt_token_ids")
     if not tokens or (max(tokens) < vocabulary and min(tokens) >= 0):
         return
-    stand_in: set[int] = set()  # positions that an image's or a sound's embeddings take
+    stand_in: set[int] = set()  # positions of an image's or a sound's embeddings
     for places in (prompt.get("mm_placeholders") or {}).values():
         for place in places:
             stand_in.update(range(place.offset, place.offset + place.length))
@@ -58,7 +58,7 @@ def check_prompt(prompt: Any, vocabulary: int) -> None:
 
 
 def check_sampling(params: SamplingParams, vocabulary: int) -> None:
-    """Raises VLLMValidationError where a number, a list's length or a token id is out of its range."""
+    """Raises VLLMValidationError if a number, a list's length or a token id is out of range."""
     for name, (lowest, highest) in RANGES.items():
         value = getattr(params, name)
         if not (math.isfinite(value) and lowest <= value <= highest):
@@ -77,10 +77,10 @@ def check_sampling(params: SamplingParams, vocabulary: int) -> None:
 
 
 def check_crossing(params: SamplingParams | PoolingParams) -> None:
-    """Raises VLLMValidationError where `params` would not arrive in the engine process as they are here.
+    """Raises VLLMValidationError if `params` cannot be sent to the engine process.
 
-    There an exception while they are read would end the engine's input. Text that is not Unicode (a lone surrogate),
-    numbers beyond 64 bits and deep nesting do not cross.
+    An exception while the engine decodes them would end its input. Text that is not Unicode (a lone surrogate), numbers
+    beyond 64 bits and deep nesting cannot be sent.
     """
     try:
         MsgpackDecoder(type(params)).decode(MsgpackEncoder().encode(params))
@@ -91,7 +91,7 @@ def check_crossing(params: SamplingParams | PoolingParams) -> None:
 
 
 def crosses(name: str, value: Any) -> None:
-    """Raises VLLMValidationError, naming the field, where `value` cannot be written for the engine process."""
+    """Raises VLLMValidationError, naming the field, if `value` cannot be sent to the engine process."""
     try:
         MsgpackEncoder().encode(value)
     except (ValueError, TypeError, OverflowError, RecursionError) as error:

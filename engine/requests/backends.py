@@ -1,4 +1,4 @@
-"""vLLM's backends for grammars, by name, and what is asked of a compiled grammar beside vLLM's own interface."""
+"""vLLM's grammar backends by name, and queries of a compiled grammar that vLLM's interface lacks."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ def make(name: str, config: VllmConfig, tokenizer: Any) -> StructuredOutputBacke
 
 
 def check(grammar: StructuredOutputGrammar) -> None:
-    """Raises ValueError where guidance could not compile `grammar`; it only says so when asked."""
+    """Raises ValueError if guidance could not compile `grammar`. guidance reports that only when asked."""
     matcher = getattr(grammar, "ll_matcher", None)
     error = matcher.get_error() if matcher is not None else ""
     if error:
@@ -32,7 +32,7 @@ def check(grammar: StructuredOutputGrammar) -> None:
 
 
 def over(grammar: StructuredOutputGrammar) -> bool:
-    """Whether `grammar` is at its end, where xgrammar and outlines accept nothing any more. Changes nothing."""
+    """Whether `grammar` is at its end. xgrammar and outlines then accept no token. Changes nothing."""
     guide = getattr(grammar, "guide", None)
     if guide is not None:
         return bool(guide.is_finished())

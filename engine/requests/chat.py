@@ -1,4 +1,4 @@
-"""Chats: one reason for the end, streamed or not, and whole answers as streams where vLLM's are broken."""
+"""Chats: the same finish reason streamed or not, and streams made from whole answers where vLLM's are wrong."""
 
 import json
 from collections.abc import AsyncIterator, Iterator
@@ -8,7 +8,7 @@ TOKENS_RAN_OUT = "length"
 
 
 def with_true_reasons(original: Any) -> Any:
-    """vLLM's OpenAIServingChat, which calls the end of an answer `tool_calls` although max_tokens cut it."""
+    """vLLM's OpenAIServingChat, corrected: it reports `tool_calls` even if max_tokens cut the answer off."""
 
     class OpenAIServingChat(original):  # type: ignore[misc]
         async def chat_completion_stream_generator(
@@ -34,7 +34,7 @@ def with_true_reasons(original: Any) -> Any:
 
 
 async def _noted(results: AsyncIterator[Any], cut: set[int]) -> AsyncIterator[Any]:
-    """The engine's results; `cut` gets the choices that max_tokens ended."""
+    """The engine's results. Adds the choices that max_tokens ended to `cut`."""
     async for result in results:
         cut.update(output.index for output in result.outputs if output.finish_reason == TOKENS_RAN_OUT)
         yield result
@@ -49,9 +49,9 @@ def _with_reason(event: str, cut: set[int]) -> str:
 
 
 def needs_whole(request: Any) -> bool:
-    """Whether a stream is made of the whole answer.
+    """Whether the stream must be made from the whole answer.
 
-    vLLM cuts a required call's arguments at braces inside of texts, and goes through the calls of several choices
+    vLLM's own stream cuts a required call's arguments at braces inside strings, and parses the calls of several choices
     with one parser.
     """
     return (

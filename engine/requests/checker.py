@@ -1,11 +1,11 @@
-"""A process that compiles unknown grammars, each in a child of its own, where a crash or an endless run harms nobody.
+"""A process that compiles unknown grammars, each in a child where a crash or an endless loop harms no other request.
 
-It is forked off the API server before the engine is, and has the backends built when the first grammar comes, so that
-a child starts in milliseconds. A child has bounds of processor time and memory. It asks vLLM which backend takes the
-grammar, compiles it as the engine will, and rehearses some tokens. It answers for itself; the process answers for a
-child that died.
+The API server forks it before the engine. It builds the backends when the first grammar arrives, so later children
+start in milliseconds. A child has limits of processor time and memory. It asks vLLM which backend takes the grammar,
+compiles it as the engine will, and rehearses some tokens. Then it sends its answer. If it died, the process answers in
+its place.
 
-A message is one datagram: the number of the question, a newline, JSON.
+A message is one datagram: the question's number, a newline, JSON.
 """
 
 import faulthandler
@@ -32,26 +32,26 @@ from engine.requests import backends
 
 CPU_SECONDS = 5  # a large schema of tools takes 0.3 s
 WALL_SECONDS = 60.0  # where the machine is busy
-MEMORY = 2 << 30  # bytes beside what the process has
+MEMORY = 2 << 30  # bytes beyond the process's own
 NICE = 5  # the engine goes first
-STACK = 2 << 20  # bytes, a quarter of what the engine's threads have
+STACK = 2 << 20  # bytes, a quarter of an engine thread's
 REHEARSED = 24  # tokens
-READY = ("xgrammar", "guidance")  # backends that are built once; the others take over rarely
-ANSWER = 2**16  # bytes, more than any
+READY = ("xgrammar", "guidance")  # backends that are built once; the others are rarely needed
+ANSWER = 2**16  # bytes, more than any answer has
 POLL_S = 0.02
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Why a grammar is refused; empty where it is not."""
+    """Why a grammar is refused; empty if it is accepted."""
 
     refused: str
 
 
 def start(config: VllmConfig) -> socket.socket:
-    """Forks the process; returns the socket that talks to it, non-blocking. It ends when that is closed.
+    """Forks the process. Returns a non-blocking socket to it. The process ends when the socket is closed.
 
-    `engine.process` ties the process to this one. Both only talk Unix sockets, and neither has a thread to lose here.
+    `engine.process` ties the process to this one. Neither has threads here that a fork would lose.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     if os.fork() == 0:
@@ -59,7 +59,7 @@ def start(config: VllmConfig) -> socket.socket:
         try:
             ours.close()
             signal.signal(signal.SIGINT, signal.SIG_IGN)
-            faulthandler.disable()  # a child's crash is a verdict, not worth a dump
+            faulthandler.disable()  # a child's crash is an answer and needs no dump
             os.nice(NICE)
             _Server(config, theirs).run()
             code = 0
@@ -78,7 +78,7 @@ class _Server:
         self._sock = sock
         self._tokenizer: Any = None
         self._made: dict[str, Any] = {}
-        self._children: dict[int, tuple[str, float]] = {}  # by process: its question, and when it is to end
+        self._children: dict[int, tuple[str, float]] = {}  # by process id: its question's number and its deadline
 
     def run(self) -> None:
         while True:
@@ -101,7 +101,7 @@ class _Server:
             for name in READY:
                 try:
                     self._made[name] = backends.make(name, self._config, self._tokenizer)
-                except Exception as error:  # not every tokenizer suits each; its child says so
+                except Exception as error:  # some backends do not support every tokenizer; the child reports it
                     print(f"grammars: no {name} for this tokenizer: {error}", file=sys.stderr)
             gc.freeze()
 
@@ -143,7 +143,7 @@ class _Server:
 
 
 def how_it_ended(code: int) -> str:
-    """Why a child that ended with `code` (minus the signal) says that a grammar cannot be had."""
+    """Why a grammar is refused whose child ended with `code` (minus the signal)."""
     if code in (-signal.SIGXCPU, -signal.SIGKILL):
         return f"it takes more than {CPU_SECONDS} s or {MEMORY >> 30} GiB to compile"
     return "it cannot be compiled: the compiler crashed"
@@ -156,7 +156,7 @@ def judge(wanted: dict[str, Any], config: VllmConfig, tokenizer: Any, made: dict
         wanted: the fields of StructuredOutputsParams.
         config: the engine's.
         tokenizer: the model's.
-        made: backends by name; what is missing is built.
+        made: backends by name; missing ones are built.
     """
     refused = [""]
 
@@ -166,7 +166,7 @@ def judge(wanted: dict[str, Any], config: VllmConfig, tokenizer: Any, made: dict
             _rehearse(grammar, backend)
         except MemoryError:
             refused[0] = f"it takes more than {MEMORY >> 30} GiB to compile"
-        except BaseException as error:  # a panic of llguidance's is no Exception
+        except BaseException as error:  # llguidance's panics are not Exceptions
             refused[0] = str(error) or type(error).__name__
 
     before = threading.stack_size(STACK)
@@ -188,7 +188,7 @@ def _compile(wanted: dict[str, Any], config: VllmConfig, tokenizer: Any, made: d
 
 
 def _rehearse(grammar: Any, backend: Any) -> None:
-    """Goes some tokens along `grammar`, any that it allows. Raises ValueError where it allows none to begin with."""
+    """Advances `grammar` by some allowed tokens. Raises ValueError if it allows no first token."""
     mask = backend.allocate_token_bitmask(1)
     numbers = random.Random(0)  # noqa: S311 - the same tokens each time
     for step in range(REHEARSED):

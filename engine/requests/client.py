@@ -1,4 +1,4 @@
-"""vLLM's client of the engine process, checking each request first and failing it alone where its output fails."""
+"""vLLM's client of the engine process. It checks each request first, and fails it alone if its output fails."""
 
 import contextlib
 from collections.abc import AsyncGenerator, Callable
@@ -24,7 +24,7 @@ FAILED = "this request failed in the engine; its log has more"
 
 
 class IsolatingLLM(AsyncLLM):  # type: ignore[misc]  # vLLM's classes are untyped
-    """An AsyncLLM; `grammars` is to be set before it serves."""
+    """An AsyncLLM. Set `grammars` before it serves."""
 
     grammars: Grammars
 
@@ -35,14 +35,14 @@ class IsolatingLLM(AsyncLLM):  # type: ignore[misc]  # vLLM's classes are untype
     def generate(
         self, prompt: Any, sampling_params: SamplingParams, request_id: str, **options: Any
     ) -> AsyncGenerator[RequestOutput, None]:
-        """As vLLM's. A refusal is raised by the call itself: before a stream has begun."""
+        """As in vLLM. The call itself raises a refusal, before a stream has begun."""
         admission.check(prompt, sampling_params, request_id, self.model_config)
         return failing_aloud(super().generate(prompt, sampling_params, request_id, **options))
 
     def encode(
         self, prompt: Any, pooling_params: Any, request_id: str, *arguments: Any, **options: Any
     ) -> AsyncGenerator[PoolingRequestOutput, None]:
-        """As vLLM's, with the same checks."""
+        """As in vLLM, with the same checks."""
         admission.check(prompt, pooling_params, request_id, self.model_config)
         outputs: AsyncGenerator[PoolingRequestOutput, None] = super().encode(
             prompt, pooling_params, request_id, *arguments, **options
@@ -52,16 +52,16 @@ class IsolatingLLM(AsyncLLM):  # type: ignore[misc]  # vLLM's classes are untype
     async def add_request(
         self, request_id: str, prompt: Any, params: Any, *arguments: Any, **options: Any
     ) -> RequestOutputCollector:
-        """As vLLM's, which reads the grammar in this process: not before it is known to be harmless."""
+        """As in vLLM, but only after the grammar is checked: vLLM parses it in this process."""
         if isinstance(params, SamplingParams):
             await self.grammars.check(params.structured_outputs)
         return await super().add_request(request_id, prompt, params, *arguments, **options)
 
 
 async def failing_aloud(outputs: AsyncGenerator[RequestOutput, None]) -> AsyncGenerator[RequestOutput, None]:
-    """The outputs of a request; raises GenerationError, a 500 or an error event, where it has failed in the engine.
+    """The outputs of a request. Raises GenerationError if it failed in the engine: a 500, or an error event.
 
-    Of a stream that fails before its first token vLLM says nothing.
+    vLLM reports nothing for a stream that fails before its first token.
     """
     async with contextlib.aclosing(outputs):
         async for output in outputs:
@@ -72,9 +72,9 @@ async def failing_aloud(outputs: AsyncGenerator[RequestOutput, None]) -> AsyncGe
 
 
 def isolate_outputs(processor: OutputProcessor) -> None:
-    """Has an exception while one request's output is made (text, probabilities) fail that request.
+    """Makes an exception in one request's output (text, probabilities) fail only that request.
 
-    vLLM would fail every request by it, and take no more.
+    In vLLM it would fail every request, and all later ones.
     """
     original: Callable[..., OutputProcessorOutput] = processor.process_outputs
 
@@ -88,12 +88,12 @@ def isolate_outputs(processor: OutputProcessor) -> None:
                 processed = original([output], timestamp, stats)
                 made += processed.request_outputs
                 to_abort += processed.reqs_to_abort
-            except Exception as error:  # of whatever kind: the others go on
+            except Exception as error:  # of any kind: the other requests go on
                 log.exception("request %s: its output could not be made; it fails", output.request_id)
                 state = processor.request_states.get(output.request_id)
                 if state is not None and state.queue is not None:
                     state.queue.put(RuntimeError(f"the output could not be made: {type(error).__name__}"))
-                    state.queue = None  # what ending it would make of it might raise again
+                    state.queue = None  # ending the request would use the queue, and might raise again
                 processor.abort_requests([output.request_id], internal=True)
                 to_abort.append(output.request_id)
         return OutputProcessorOutput(request_outputs=made, reqs_to_abort=to_abort)

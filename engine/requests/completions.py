@@ -1,4 +1,4 @@
-"""Text completions: offsets that fit the text, and no token counted where none was asked for."""
+"""Text completions: offsets that fit the text, and no token counted if none was requested."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +10,7 @@ def correct(answer: dict[str, Any], request: Any, positions: dict[int, int]) -> 
     Args:
         answer: the JSON object.
         request: vLLM's CompletionRequest.
-        positions: of each choice, how many characters its text has had so far.
+        positions: per choice, the number of characters of its text so far.
     """
     for choice in answer["choices"]:
         logprobs = choice.get("logprobs")
@@ -20,16 +20,16 @@ def correct(answer: dict[str, Any], request: Any, positions: dict[int, int]) -> 
             logprobs["text_offset"] = offsets
             positions[choice["index"]] = end
     usage = answer.get("usage")
-    if usage and request.echo and request.max_tokens == 0:  # the engine cannot but make one
+    if usage and request.echo and request.max_tokens == 0:  # the engine always generates one
         usage["completion_tokens"] = 0
         usage["total_tokens"] = usage["prompt_tokens"]
 
 
 def text_offsets(tokens: Sequence[str], text: str, begin: int, *, whole: bool) -> tuple[list[int], int]:
-    """Where each of `tokens` begins in a text that goes on with `text` at `begin`; and where they end.
+    """Where each of `tokens` begins, and where the last ends, if `text` continues the whole text at `begin`.
 
-    Text can lack a token (a special one) and have characters that no token has (�, of bytes that make none). Where it
-    is not `whole`, it can come later than its tokens: held back while it may be the begin of a stop string.
+    The text can lack special tokens, and can have characters of no token (� for invalid bytes). If it is not `whole`,
+    it can arrive later than its tokens: vLLM holds back text that may begin a stop string.
     """
     offsets = []
     here = 0
@@ -42,7 +42,7 @@ def text_offsets(tokens: Sequence[str], text: str, begin: int, *, whole: bool) -
     return offsets, begin + here
 
 
-_SKIPPED = 3  # the most � that the bytes of one token leave
+_SKIPPED = 3  # the most � for one token's bytes
 
 
 def _as_ids(tokens: Sequence[str]) -> bool:

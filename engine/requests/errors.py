@@ -1,7 +1,7 @@
 """Errors in OpenAI's form: {"error": {"message", "type", "param", "code"}}. server/static/schemas.yaml lists the words.
 
-`message` says which field, what was expected and what came. `param` is the field's dotted path. `type` depends on the
-status alone. `code` is a word, never a number.
+`message` names the field, what was expected and what arrived. `param` is the field's dotted path. `type` depends only
+on the status. `code` is a word, never a number.
 """
 
 import json
@@ -20,9 +20,9 @@ logger = init_logger("vllm.voltserve.requests")
 INVALID = "invalid_value"
 TYPES = {400: "invalid_request_error", 404: "not_found_error", 503: "service_unavailable_error"}
 MAX_MESSAGE = 500  # characters
-SHOWN = 60  # characters of a value that was refused
+SHOWN = 60  # characters of a refused value
 
-# What vLLM raises where a request is wrong; its own error handling answers 400 to the same.
+# The exceptions that vLLM raises for an invalid request. Its own error handling answers them with 400.
 OF_REQUESTS = (ValueError, TypeError, OverflowError, NotImplementedError, RecursionError)
 
 _NO_ROOM = re.compile(r"maximum context length is (\d+) tokens\. However, you requested (\d+) output tokens")
@@ -34,7 +34,7 @@ _OF_PROMPTS = re.compile(r"prompt cannot be empty|not (?:a )?multimodal")
 _TOOL_CHOICE = re.compile(r"tool[ _]choice")
 _PROMPTS = ("messages", "prompt", "input")
 BUDGETS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
-# The engine's name of a field, and what clients call it: the first that is given.
+# The engine's name of a field: the clients' names of it. The first one in the request counts.
 _NAMES = {
     "logprobs": ("top_logprobs", "logprobs"),
     "max_tokens": BUDGETS,
@@ -44,7 +44,7 @@ _NAMES = {
 }
 _QUOTED = re.compile(r"[`'\"]([a-z_]+)[`'\"]")
 _WORD = re.compile(r"\b([a-z_]+)\b")
-_PLAIN = frozenset({"model", "input", "text", "user", "stop", "store", "echo"})  # words of prose, too
+_PLAIN = frozenset({"model", "input", "text", "user", "stop", "store", "echo"})  # also words of prose
 _SUBJECT = re.compile(r"\b([a-z_]+) (?:must|should|is|are|cannot|can|contains?|has|of)\b")
 _FILES = re.compile(r"(?<![\w/:.])/(?:[\w.+~-]+/)+[\w.+~-]*")
 # Where and what xgrammar checked: "[12:34:56] /project/cpp/x.cc:12: Check failed: (ok) is false: ".
@@ -62,7 +62,7 @@ _WORDS = (
 
 
 class RequestError(Exception):
-    """A request is answered with this status and error object."""
+    """An answer with a status and an error object."""
 
     def __init__(self, message: str, param: str | None = None, code: str = INVALID, status: int = 400) -> None:
         super().__init__(message)
@@ -81,20 +81,20 @@ class RequestError(Exception):
         return JSONResponse(self.body(), self.status)
 
     def event(self) -> str:
-        """As a server-sent event's data."""
+        """As the data of a server-sent event."""
         return json.dumps(self.body(), ensure_ascii=False)
 
 
 def cannot(path: str) -> RequestError:
-    """The model does not have this route."""
+    """The error for a route that the model does not support."""
     what = {"/v1/embeddings": "embed"}.get(path, "answer this route")
     return RequestError(f"{path}: this server's model cannot {what}", code="unsupported_by_model", status=404)
 
 
 def of_exception(error: BaseException, request: Mapping[str, Any]) -> RequestError:
-    """What a client is told of `error`, which its `request` caused. What is no fault of the request is logged.
+    """The answer to the client whose `request` caused `error`. Failures of the engine are also logged.
 
-    The log holds no text of the error: that may be the prompt's.
+    The log holds no text of the error, since that may be the prompt's.
     """
     if isinstance(error, RequestError):
         return error
@@ -114,7 +114,7 @@ def of_exception(error: BaseException, request: Mapping[str, Any]) -> RequestErr
 
 
 def of_answer(error: Any, request: Mapping[str, Any]) -> RequestError:
-    """The same of vLLM's ErrorInfo."""
+    """The same for vLLM's ErrorInfo."""
     if error.code >= 500 and error.code != 501:
         return RequestError(readable(error.message), code="engine_error", status=error.code)
     if error.code == 404:
@@ -124,7 +124,7 @@ def of_answer(error: Any, request: Mapping[str, Any]) -> RequestError:
 
 
 def of_message(message: str, request: Mapping[str, Any], param: str | None = None, code: str = INVALID) -> RequestError:
-    """A 400 of vLLM's `message`; where `param` is not told, it is the field of `request` that the message speaks of."""
+    """A 400 with vLLM's `message`. Without a `param` it is the field of `request` that the message names."""
     param = _first(_NAMES.get(param or "", ()), request) or param
     if beyond := _BEYOND.search(message):
         message = f"{beyond[1]}: expected at most this model's context of {beyond[3]} tokens, got {beyond[2]}"
@@ -162,7 +162,7 @@ def _first(names: Iterable[str], request: Mapping[str, Any]) -> str | None:
 
 
 def readable(message: str) -> str:
-    """A message without names of this machine's files and without what only vLLM's developers can use."""
+    """A message without this machine's file names and without hints for vLLM's developers."""
     message = re.sub(r" ?See stack trace \(above\).*", "", message.strip(), flags=re.DOTALL)
     message = re.sub(r"\n+  File \".*", "", message, flags=re.DOTALL)
     message = _CHECK.sub("", message)
@@ -173,16 +173,16 @@ def readable(message: str) -> str:
 def of_problems(
     problems: Sequence[Mapping[str, Any]], request: Any, at: tuple[str | int, ...] = (), code: str = INVALID
 ) -> RequestError:
-    """A 400 of pydantic's errors: the one that fits best what the client wrote.
+    """A 400 for the one of pydantic's errors that fits the client's request best.
 
-    Of a union pydantic tells the errors of every member. Members whose `role` or `type` is another are left out, then
-    the problem deepest in the request counts.
+    For a union pydantic lists the errors of every member. Members with another `role` or `type` are left out. Of the
+    rest, the problem deepest in the request counts.
 
     Args:
         problems: as pydantic's `errors()` gives them.
         request: what was validated.
-        at: where that lies in the body.
-        code: of an error other than a missing field or a wrong type.
+        at: its path in the body.
+        code: for errors that are neither a missing field nor a wrong type.
     """
     for problem in problems:
         cause = problem.get("ctx", {}).get("error")
@@ -211,16 +211,16 @@ def of_problems(
 
 
 def _expected(message: str) -> str:
-    """What pydantic expects, in JSON's words."""
+    """pydantic's expectation, in JSON's words."""
     for pattern, word in _WORDS:
         message = pattern.sub(word, message)
     return message
 
 
 def _place(location: Iterable[str | int], request: Any) -> tuple[tuple[str | int, ...], tuple[str | int, ...]]:
-    """The part of pydantic's location that the client wrote, and the whole down to the last union's member.
+    """Splits pydantic's location: its parts in the request, and its beginning up to the last union's member.
 
-    The names of a union's members are the parts that the request does not have.
+    The parts that the request does not have are names of a union's members.
     """
     where: list[str | int] = []
     branch: tuple[str | int, ...] = ()
@@ -229,7 +229,7 @@ def _place(location: Iterable[str | int], request: Any) -> tuple[tuple[str | int
         if _has(request, part):
             request = request[part]
         elif index == len(location) - 1 and isinstance(request, Mapping) and re.fullmatch(r"[a-z_]+", str(part)):
-            pass  # a field that is missing
+            pass  # a missing field
         else:
             branch = location[: index + 1]
             continue
@@ -253,13 +253,13 @@ def dotted(where: Iterable[str | int]) -> str:
 
 
 def shown(value: Any) -> str:
-    """A refused value in a message: itself where it is short, its JSON type otherwise."""
+    """A refused value in a message: the value if it is short, otherwise its JSON type."""
     names = {dict: "an object", list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
     name = names.get(type(value), "a number" if isinstance(value, int | float) else "something else")
     if isinstance(value, str | int | float | bool) and value is not None:
         try:
             text = json.dumps(value, ensure_ascii=True)
-        except ValueError:  # more digits than Python writes
+        except ValueError:  # an integer with more digits than Python prints
             return name
         return text if len(text) <= SHOWN else name
     return name

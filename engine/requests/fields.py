@@ -1,4 +1,4 @@
-"""What requests may hold beyond what vLLM's own models check: numbers, texts, and fields without a meaning here."""
+"""Checks of a request that vLLM's models lack: numbers, texts, and fields without a meaning here."""
 
 import math
 import re
@@ -8,14 +8,14 @@ from typing import Any
 from engine.requests.errors import BUDGETS, RequestError, dotted, shown
 
 IGNORED_HEADER = "x-voltserve-ignored"
-MAX_NAMED = 16  # fields that the header names
+MAX_NAMED = 16  # the most fields that the header names
 
-# Fields of OpenAI's that ask for nothing which an answer shows: whose request it is, how it is billed and kept.
+# OpenAI's fields that change no answer: the request's owner, its billing and its storage.
 QUIET = frozenset(
     "user metadata store service_tier safety_identifier prompt_cache_key prompt_cache_retention".split()  # noqa: SIM905
 )
 
-# Numbers beyond these are no numbers to numpy, torch or msgpack, through which a request goes.
+# numpy, torch and msgpack, which a request passes through, take no integers beyond these.
 LOWEST, HIGHEST = -(2**63), 2**64 - 1
 LENGTH_PENALTY = 50  # a beam's score is divided by its length to this power, which must be a float
 # What a chat template is rendered with in any case, and vLLM's renderer's own arguments.
@@ -38,7 +38,7 @@ def _not_text(value: Any, _: Mapping[str, Any]) -> bool:
     return value not in (None, [], ["text"])
 
 
-# Fields of OpenAI's that would change the answer, and do not here: when they are refused, and what to do.
+# OpenAI's fields that would change the answer but are not supported: when they are refused, and what to do instead.
 REFUSED: Mapping[str, Mapping[str, tuple[Check, str]]] = {
     "/v1/completions": {
         "best_of": (_more_than_n, "is not supported beyond n: ask for n and choose among the answers"),
@@ -57,7 +57,7 @@ REFUSED: Mapping[str, Mapping[str, tuple[Check, str]]] = {
 
 
 def check(path: str, body: Mapping[str, Any]) -> None:
-    """Refuses what no request may hold. Raises RequestError."""
+    """Raises RequestError for a value or field that no request may hold."""
     _check_values(body, ())
     if body.get("model") == "":  # which vLLM takes for none
         raise RequestError("model: expected a model's name, got ''", "model")
@@ -79,13 +79,13 @@ def check(path: str, body: Mapping[str, Any]) -> None:
 
 
 def ignored(body: Mapping[str, Any], known: Iterable[str], path: str) -> str:
-    """The header's value: the fields that were given and mean nothing here; empty where there are none."""
+    """The header's value: fields of the request without a meaning here. Empty if there are none."""
     expected = QUIET.union(known, REFUSED.get(path, {}))
     names = [name for name, value in body.items() if name not in expected and value is not None]
-    told = [name for name in names if _HEADER_SAFE.fullmatch(name)][:MAX_NAMED]
-    if len(told) < len(names):
-        told.append("...")
-    return ", ".join(told)
+    safe = [name for name in names if _HEADER_SAFE.fullmatch(name)][:MAX_NAMED]
+    if len(safe) < len(names):
+        safe.append("...")
+    return ", ".join(safe)
 
 
 def _check_values(value: Any, where: tuple[str | int, ...]) -> None:
@@ -98,7 +98,7 @@ def _check_values(value: Any, where: tuple[str | int, ...]) -> None:
             _check_values(inner, (*where, name))
     elif isinstance(value, list):
         if set(map(type, value)) == {int} and LOWEST <= min(value) <= max(value) <= HIGHEST:
-            return  # as of a prompt of tokens, at once
+            return  # fast path, as for a prompt of tokens
         for index, inner in enumerate(value):
             _check_values(inner, (*where, index))
     elif isinstance(value, int):

@@ -1,4 +1,4 @@
-"""Whether a grammar may enter the batch: asked of the process that compiles unknown ones, and remembered."""
+"""Decides whether a grammar may enter the batch. It asks the checker process once and remembers the answer."""
 
 import asyncio
 import contextlib
@@ -15,14 +15,14 @@ from vllm.sampling_params import StructuredOutputsParams
 
 from engine.requests import checker
 
-MAX_BYTES = 128 << 10  # of a grammar; OpenAI allows schemas 120,000 characters
-MAX_DEPTH = 100  # OpenAI allows schemas 10
+MAX_BYTES = 128 << 10  # of a grammar; OpenAI's limit for schemas is 120,000 characters
+MAX_DEPTH = 100  # OpenAI's limit for schemas is 10
 AT_ONCE = 2  # grammars compiled at the same time
-WAITING = 64  # grammars that may wait for that
+WAITING = 64  # grammars that may wait for a turn
 REMEMBERED = 4096
 GONE = "the process that checks grammars has ended; restart the engine to have unknown grammars again"
 
-KINDS = {  # fields of StructuredOutputsParams: as clients name them
+KINDS = {  # a field of StructuredOutputsParams: the clients' name of it
     "json": "response_format",
     "structural_tag": "response_format",
     "regex": "structured_outputs.regex",
@@ -32,7 +32,7 @@ KINDS = {  # fields of StructuredOutputsParams: as clients name them
 
 
 class Grammars:
-    """The checks of one API server. Its methods run on one event loop."""
+    """The grammar checks of one API server. All methods run on one event loop."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -44,12 +44,12 @@ class Grammars:
         self._gone = False
 
     async def warm(self) -> None:
-        """Has the process build its backends, which takes seconds, before the first grammar is asked for."""
+        """Makes the checker build its backends, which takes seconds, before the first request with a grammar."""
         with contextlib.suppress(VLLMValidationError):
             await self.check(StructuredOutputsParams(choice=["a"]))
 
     async def check(self, wanted: StructuredOutputsParams | None) -> None:
-        """Raises VLLMValidationError unless the grammar of a request, if any, can be compiled within bounds."""
+        """Raises VLLMValidationError if a request's grammar cannot be compiled within the limits."""
         if wanted is None or wanted.json_object:
             return
         question, kind = written(wanted)
@@ -123,7 +123,7 @@ def _set(future: "asyncio.Future[str]", result: str) -> None:
 
 
 def written(wanted: StructuredOutputsParams) -> tuple[bytes, str]:
-    """The question about a grammar, and its kind.
+    """The question to the checker about a grammar, and the grammar's kind.
 
     Raises:
         VLLMValidationError: it is nested too deeply, or too long, or there is none.
@@ -153,7 +153,7 @@ def written(wanted: StructuredOutputsParams) -> tuple[bytes, str]:
 
 
 def text_depth(text: str) -> int:
-    """How deeply brackets nest in JSON text, those in its strings counted, too."""
+    """How deeply brackets nest in JSON text. Brackets inside strings count, too."""
     depth = deepest = 0
     for character in text:
         if character in "[{":

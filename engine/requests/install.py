@@ -1,4 +1,4 @@
-"""Puts our routes and error handlers into vLLM's application."""
+"""Adds our routes and error handlers to vLLM's application."""
 
 import functools
 import logging
@@ -16,7 +16,7 @@ from engine.requests.errors import OF_REQUESTS, RequestError, cannot, of_excepti
 
 
 def into(build: Callable[..., Any]) -> Callable[..., Any]:
-    """vLLM's `build_app`, whose application has what this package adds."""
+    """vLLM's `build_app`, with our routes and handlers in the application."""
 
     @functools.wraps(build)
     def build_app(*args: Any, **kwargs: Any) -> Any:
@@ -26,7 +26,7 @@ def into(build: Callable[..., Any]) -> Callable[..., Any]:
         for kind in OF_REQUESTS:
             app.add_exception_handler(kind, _refuse)
         app.add_exception_handler(HTTPException, _refuse_by_status)
-        app.middleware_stack = None  # vLLM's last step has made one, without these handlers
+        app.middleware_stack = None  # vLLM has just built one without these handlers
         for handler in logging.getLogger("vllm").handlers:
             handler.addFilter(is_for_the_log)
         return app
@@ -45,7 +45,10 @@ async def _refuse_by_status(request: Request, error: HTTPException) -> Response:
 
 
 def is_for_the_log(record: logging.LogRecord) -> bool:
-    """Drops what the client is told; leaves of other errors in a request, whose text may be the prompt's, the place."""
+    """Filters vLLM's log: drops errors that are the client's answer.
+
+    Of other errors in a request it keeps only the place, since their text may be the prompt's.
+    """
     error = record.exc_info[1] if record.exc_info else None
     if not isinstance(error, OF_REQUESTS):
         return True

@@ -1,4 +1,4 @@
-"""Conversations: what vLLM finds out late, or not at all, is found here, where the field is known."""
+"""Checks of conversations that vLLM makes late or not at all. Here the field's path is known."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -11,9 +11,9 @@ from engine.requests.errors import RequestError, of_problems, shown
 
 
 def check(messages: Any) -> None:
-    """Refuses a chat's messages that no template can take. Raises RequestError."""
+    """Raises RequestError for messages of a chat that no template can take."""
     if not isinstance(messages, list):
-        return  # vLLM's model says so
+        return  # vLLM's model reports it
     if not messages:
         raise RequestError("messages: expected at least one message, got an empty array", "messages")
     for index, message in enumerate(messages):
@@ -31,12 +31,12 @@ def check(messages: Any) -> None:
 
 
 def check_parts(content: Any, path: str) -> None:
-    """The types of a message's parts."""
+    """Raises RequestError if a message has a part of an unknown type."""
     for index, part in enumerate(content if isinstance(content, list) else ()):
         if isinstance(part, dict) and "type" in part and not _is_part(part["type"]):
             path = f"{path}.{index}.type"
-            told = ", ".join(sorted(_PARTS))
-            raise RequestError(f"{path}: expected one of {told}; got {shown(part['type'])}", path, "unsupported_value")
+            known = ", ".join(sorted(_PARTS))
+            raise RequestError(f"{path}: expected one of {known}; got {shown(part['type'])}", path, "unsupported_value")
 
 
 _PARTS = frozenset(MM_PARSER_MAP) - {"image_pil", "thinking"}
@@ -47,7 +47,7 @@ def _is_part(kind: Any) -> bool:
 
 
 def check_arguments(arguments: Any, path: str) -> None:
-    """Arguments of an earlier call: an object's JSON, whose members templates go through, or nothing."""
+    """Raises RequestError unless an earlier call's arguments are empty or an object's JSON, as templates need."""
     try:
         value = json.loads(arguments) if isinstance(arguments, str) and arguments else arguments or {}
     except (ValueError, RecursionError):
@@ -57,10 +57,10 @@ def check_arguments(arguments: Any, path: str) -> None:
 
 
 def settle(items: Iterable[Any], name: str, body: Mapping[str, Any]) -> None:
-    """Has pydantic validate now what it leaves until someone looks: the arrays inside of messages.
+    """Makes pydantic validate the arrays inside messages now, which it otherwise does on first access.
 
     Raises:
-        RequestError: naming the field, which pydantic would not.
+        RequestError: an array is invalid; unlike pydantic's error it names the field.
     """
     for index, item in enumerate(items):
         for field, value in item.items() if isinstance(item, dict) else ():

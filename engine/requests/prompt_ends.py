@@ -1,15 +1,15 @@
-"""Prompts that end inside of a character: only what was generated is returned."""
+"""Prompts that end inside a character: only generated text is returned."""
 
 from typing import Any
 
 from tokenizers.decoders import DecodeStream  # type: ignore[import-untyped]
 
-UNFINISHED = "\ufffd"  # what a tokenizer makes of bytes that are no whole character
-LONGEST = 3  # bytes of a character that can be there without the last, and tokens, of a byte each at least
+UNFINISHED = "\ufffd"  # a tokenizer's text for bytes that are no whole character
+LONGEST = 3  # the most bytes, and so tokens, of an unfinished character
 
 
 def after_whole_characters(original: Any) -> Any:
-    """vLLM's FastIncrementalDetokenizer, which would return a prompt's text with the first generated token."""
+    """vLLM's FastIncrementalDetokenizer, corrected: it returns a prompt's text with the first generated token."""
 
     class FastIncrementalDetokenizer(original):  # type: ignore[misc]
         def __init__(self, tokenizer: Any, request: Any) -> None:
@@ -23,7 +23,7 @@ def after_whole_characters(original: Any) -> Any:
 
 
 def whole_characters(tokenizer: Any, prompt: list[int] | None) -> list[int] | None:
-    """The prompt without the tokens at its end that are part of a character; the prompt itself where it has none."""
+    """The prompt without the tokens of an unfinished character at its end; the same object if there are none."""
     if not prompt or not _ends_inside(tokenizer, prompt):
         return prompt
     for dropped in range(1, min(LONGEST, len(prompt)) + 1):

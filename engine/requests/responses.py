@@ -1,4 +1,4 @@
-"""/v1/responses: input as clients send it back, answer formats, and streams that end as the whole answer does."""
+"""/v1/responses: input that repeats earlier answers, answer formats, and streams that end as whole answers do."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -13,12 +13,12 @@ from engine.requests.tools import is_forced
 
 ITEMS = ("message", "function_call", "function_call_output", "reasoning")
 ROLES = ("user", "assistant", "system", "developer")
-_TEXTS = {"output_text": "text", "refusal": "refusal"}  # a part's type, and where its text is
+_TEXTS = {"output_text": "text", "refusal": "refusal"}  # a part's type: the field of its text
 UNFINISHED = ("in_progress", "incomplete")
 
 
 def prepare(body: dict[str, Any]) -> None:
-    """Makes a request's input and format such that vLLM takes them. Raises RequestError."""
+    """Converts a request's input and format to a form that vLLM takes. Raises RequestError."""
     given = body.get("input")
     if not isinstance(given, str) and not (given and isinstance(given, list)):
         got = "an empty array" if given == [] else shown(given)
@@ -30,20 +30,19 @@ def prepare(body: dict[str, Any]) -> None:
 
 def _item(item: Any, path: str, is_last: bool) -> Any:
     if not isinstance(item, dict):
-        return item  # vLLM's model says so
+        return item  # vLLM's model reports it
     kind = item.get("type", "message")
     if kind not in ITEMS:
-        told = ", ".join(ITEMS)
+        known = ", ".join(ITEMS)
         raise RequestError(
-            f"{path}.type: expected one of {told}; got {shown(kind)}", f"{path}.type", "unsupported_value"
+            f"{path}.type: expected one of {known}; got {shown(kind)}", f"{path}.type", "unsupported_value"
         )
     if kind == "function_call" and "arguments" in item:
         messages.check_arguments(item["arguments"], f"{path}.arguments")
     if kind == "reasoning":
         try:
-            return ResponseReasoningItem.model_validate(
-                {"id": "", "summary": [], **item}
-            )  # vLLM knows it as such alone
+            # vLLM recognizes the item only as this type.
+            return ResponseReasoningItem.model_validate({"id": "", "summary": [], **item})
         except ValidationError as error:
             raise of_problems(error.errors(), item, tuple(path.split("."))) from None
     if kind == "message":
@@ -57,7 +56,7 @@ def _item(item: Any, path: str, is_last: bool) -> Any:
 
 
 def _answer_text(content: Any, path: str) -> Any:
-    """An earlier answer's text. vLLM's models know its parts only with ids, and take the first alone."""
+    """An earlier answer's text, joined. vLLM's models accept its parts only with ids, and read only the first."""
     if not isinstance(content, list):
         return content
     texts = []
@@ -84,7 +83,7 @@ def _check_format(body: Mapping[str, Any]) -> None:
     if kind not in ("text", "json_object", "json_schema"):
         message = f'text.format.type: expected "text", "json_object" or "json_schema", got {shown(kind)}'
         raise RequestError(message, "text.format.type")
-    if kind == "text" or is_forced(body.get("tool_choice")):  # a call has its own form
+    if kind == "text" or is_forced(body.get("tool_choice")):  # a call has its own format
         return
     if body.get("structured_outputs") is not None:
         raise RequestError("structured_outputs: expected none beside text.format", "structured_outputs")
@@ -95,7 +94,7 @@ def _check_format(body: Mapping[str, Any]) -> None:
 
 
 def without_format(body: Mapping[str, Any]) -> dict[str, Any]:
-    """What vLLM gets of a prepared body: `text.format` where it heeds all formats, and can write its answer down."""
+    """The body for vLLM, with `text.format` moved to `structured_outputs`, where vLLM takes every format."""
     moved = {name: value for name, value in body.items() if name != "text"}
     form = (body.get("text") or {}).get("format") or {"type": "text"}
     if form["type"] != "text" and not is_forced(body.get("tool_choice")):
@@ -105,12 +104,12 @@ def without_format(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def needs_whole(request: Any) -> bool:
-    """Whether a stream is made of the whole answer: vLLM's own streams tell a forced call as text, or break off."""
+    """Whether the stream must be made from the whole answer. vLLM's own shows a forced call as text, or breaks off."""
     return bool(request.tools) and request.tool_choice != "none"
 
 
 def check_offered(request: Any, serving: Any) -> None:
-    """Refuses tools where the engine would take a call for text. Raises RequestError."""
+    """Raises RequestError for tools if the engine would treat a call as text."""
     if not request.tools or request.tool_choice == "none" or serving.use_harmony:
         return
     if serving.parser is None or serving.parser.tool_parser_cls is None:
@@ -119,7 +118,7 @@ def check_offered(request: Any, serving: Any) -> None:
 
 
 def correct(answer: dict[str, Any], body: Mapping[str, Any]) -> dict[str, Any]:
-    """vLLM's response with the text format that the client asked for."""
+    """vLLM's response, with the text format that the client requested."""
     text = body.get("text") or {}
     answer["text"] = {**text, "format": text.get("format") or {"type": "text"}}
     return answer

@@ -1,7 +1,7 @@
-"""The engine's routes: vLLM's handlers between checks of the request and corrections of the answer.
+"""The engine's routes: checks of the request, then vLLM's handler, then corrections of the answer.
 
-They stand before vLLM's own routes of the same paths. A stream's head is sent once the engine has taken the request, so
-that a refusal is a 400 streamed or not.
+They precede vLLM's own routes of the same paths. A stream's head is sent only after the engine has accepted the
+request. So a refusal is a 400, streamed or not.
 """
 
 import json
@@ -28,7 +28,7 @@ CLIENT_CLOSED = 499
 Body = dict[str, Any]
 Answer = JSONResponse | AsyncIterator[str]
 
-# Whether the head of the request's answer can still say 400; where it can, vLLM need not log what the client did wrong.
+# Whether the answer's status can still become 400. Then vLLM need not log the client's error.
 before_head: ContextVar[bool] = ContextVar("before_head", default=False)
 
 
@@ -39,10 +39,11 @@ class Endpoint:
     Attributes:
         path: of the URL.
         model: vLLM's model of a request.
-        serving: the attribute of the application's state that has vLLM's handler, None where the model cannot.
+        serving: the attribute of the application's state with vLLM's handler, which is None if the model has no such
+            route.
         prepare: checks the parsed body and completes it.
-        answer: has the handler answer.
-        held: how many events of a stream with `n` choices come whether or not the engine takes the request.
+        answer: calls the handler and corrects its answer.
+        held: how many events a stream begins with even if the engine refuses the request.
     """
 
     path: str
@@ -54,7 +55,7 @@ class Endpoint:
 
 
 def routes() -> list[Route]:
-    """All of them, for a Starlette application."""
+    """All routes, for a Starlette application."""
     return [Route(endpoint.path, _handler(endpoint), methods=["POST"]) for endpoint in ENDPOINTS]
 
 
@@ -63,7 +64,7 @@ def _handler(endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
     @load_aware_call  # type: ignore[untyped-decorator]
     async def answer(request: Any, raw_request: Request) -> Response:
         body, parsed, serving = request
-        before_head.set(True)  # of this task; a stream's later events are another's
+        before_head.set(True)  # in this task's context; a stream's later events run in another task
         made = await endpoint.answer(serving, parsed, body, raw_request)
         if isinstance(made, JSONResponse):
             return made
@@ -81,7 +82,7 @@ def _handler(endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
             parsed = _validate(endpoint.model, body)
             response: Response | None = await answer((body, parsed, serving), raw_request)
         except (EngineDeadError, EngineGenerateError):
-            raise  # vLLM's handler of these ends the server
+            raise  # vLLM's handler for these ends the server
         except Exception as error:
             return of_exception(error, body).response()
         if response is None:
@@ -107,20 +108,20 @@ def _parse(raw: bytes) -> Body:
         raise RequestError("the body is no JSON text", code="invalid_json") from None
     if not isinstance(body, dict):
         raise RequestError("the body: expected a JSON object", code="invalid_type")
-    return {name: value for name, value in body.items() if value is not None}  # OpenAI's way to say "the default"
+    return {name: value for name, value in body.items() if value is not None}  # null means "the default" to OpenAI
 
 
 def _validate(model: Any, body: Body) -> Any:
-    """vLLM's model of the body. Raises RequestError, which names a field wherever one is at fault."""
+    """vLLM's model of the body. Raises RequestError, which names the invalid field if there is one."""
     given = responses.without_format(body) if model is ResponsesRequest else dict(body)
     try:
         parsed = model.model_validate(given)
     except ValidationError as error:
         problem = of_problems(error.errors(), body)
-        if problem.param is None:  # vLLM looks at some fields before their types are checked
+        if problem.param is None:  # vLLM reads some fields before their types are checked
             _check_types(model, body)
         raise problem from None
-    except Exception as error:  # vLLM's validators look into values before their types are checked
+    except Exception as error:  # vLLM's validators read values before their types are checked
         _check_types(model, body)
         raise RequestError("the body is not valid") from error
     for name in ("messages", "input"):
@@ -141,7 +142,7 @@ def _check_types(model: Any, body: Body) -> None:
 
 
 async def _begin(stream: AsyncIterator[str], held: int, body: Body) -> list[str]:
-    """The first events, up to the first that shows that the engine has taken the request. Raises RequestError."""
+    """The first events, up to the one that shows that the engine accepted the request. Raises RequestError."""
     events = []
     async for event in stream:
         if (error := _stream_error(event, body)) is not None:
@@ -159,19 +160,19 @@ async def _rest(begin: Iterable[str], stream: AsyncIterator[str], body: Body) ->
         async for event in stream:
             error = _stream_error(event, body)
             yield event if error is None else f"data: {error.event()}\n\n"
-    except Exception as error:  # the head says 200; an event must say this
+    except Exception as error:  # the status 200 is sent, so an event must carry the error
         yield f"data: {of_exception(error, body).event()}\n\n"
 
 
 def _stream_error(event: str, body: Body) -> RequestError | None:
-    """The error that vLLM has put into a stream as an event."""
+    """The error that vLLM sent as an event of a stream, or None."""
     if not event.startswith('data: {"error"'):
         return None
     return of_answer(ErrorResponse.model_validate_json(event.removeprefix("data: ")).error, body)
 
 
 def _refused(made: Any, body: Body) -> Any:
-    """What vLLM's handler has returned. Raises RequestError where that is an error."""
+    """The answer of vLLM's handler. Raises RequestError if it is an error."""
     if isinstance(made, ErrorResponse):
         raise of_answer(made.error, body)
     return made
@@ -268,7 +269,7 @@ ENDPOINTS = (
         "openai_serving_chat",
         _prepare_chat,
         _chat,
-        lambda request: request.n or 1,  # the role, of each choice
+        lambda request: request.n or 1,  # per choice, an event with the role
     ),
     Endpoint(
         "/v1/responses",

@@ -1,8 +1,8 @@
-"""A row of logits that no token can be drawn from: it is marked here, and the scheduler fails its request.
+"""Marks rows of logits without a possible token. The scheduler then fails their requests.
 
-What a request asks for can leave no token: a grammar that allows none, allowed tokens that a grammar forbids. And a
-model can compute NaN. One reduction a step finds such rows, on whatever device; nothing waits for it. The sampled
-token becomes NO_TOKEN on its way to the host.
+A request can exclude every token: its grammar allows none, or forbids all allowed tokens. And a model can compute NaN.
+One reduction per step finds such rows on any device, and nothing waits for it. The sampled token becomes NO_TOKEN on
+its way to the host.
 """
 
 from collections.abc import Callable
@@ -16,18 +16,18 @@ NO_TOKEN = -1
 
 def without_token(logits: torch.Tensor) -> torch.Tensor:
     """Which rows [B] of float logits [B, V] hold a NaN, or nothing above -inf."""
-    return ~(logits.amax(-1) > -torch.inf)  # amax of a row with a NaN is NaN, which is above nothing
+    return ~(logits.amax(-1) > -torch.inf)  # amax of a row with NaN is NaN, and the comparison is false
 
 
 def marking(original: Any) -> Any:
-    """Stands in for vLLM's `Sampler`.
+    """Replaces vLLM's `Sampler`.
 
-    With drafts (`predict_bonus_token`) rows stay unmarked: there the rejection sampler drops what is no token.
+    With drafts (`predict_bonus_token`) rows stay unmarked: the rejection sampler drops invalid tokens.
     """
 
     class Sampler(original):  # type: ignore[misc]
         def sample(self, logits: torch.Tensor, *arguments: Any, **options: Any) -> Any:
-            self.without_token = without_token(logits)  # the original changes them in place
+            self.without_token = without_token(logits)  # the original changes the logits in place
             return super().sample(logits, *arguments, **options)
 
         def forward(
@@ -42,15 +42,15 @@ def marking(original: Any) -> Any:
 
 
 def feeding_tokens(original: Callable[..., None]) -> Callable[..., None]:
-    """Stands in for `GPUModelRunner._prepare_input_ids`, which feeds the last step's tokens, still on the GPU.
+    """Replaces `GPUModelRunner._prepare_input_ids`, which feeds the last step's tokens while they are on the GPU.
 
-    A marked row's request is in the next step already, which is thrown away. Until then it is fed token 0.
+    A marked row's request is already in the next step, whose result is discarded. In that step it is fed token 0.
     """
 
     @wraps(original)
     def prepare(runner: Any, *arguments: Any, **options: Any) -> None:
         sampled = runner.input_batch.prev_sampled_token_ids
-        if sampled is not None:  # a copy: the tensor itself is on its way to the host
+        if sampled is not None:  # a copy, since the tensor itself is being copied to the host
             runner.input_batch.prev_sampled_token_ids = sampled.clamp(min=0)
         original(runner, *arguments, **options)
 

@@ -1,7 +1,7 @@
-"""vLLM's schedulers, failing the one request that cannot go on.
+"""vLLM's schedulers, which fail only the request that cannot continue.
 
-A request fails where its row of logits has no token (rows.py), and where its grammar fails: a failed grammar allows
-nothing, so that its row has no token. Everything else of a step goes on. The client sees the error as vLLM's.
+A request fails if its row of logits has no possible token (rows.py). A failed grammar allows no token, so its request
+fails in the same way. All other requests of the step continue. The client gets the error as vLLM's.
 """
 
 import threading
@@ -26,7 +26,7 @@ IMPOSSIBLE = "no possible token"  # a failed request's reason to stop
 
 
 def use(config: VllmConfig) -> None:
-    """Has the engine schedule with these classes, unless `--scheduler-cls` names another."""
+    """Makes the engine schedule with these classes, unless `--scheduler-cls` names another."""
     scheduler = config.scheduler_config
     if scheduler.scheduler_cls is None:
         chosen = OverlappingSteps if scheduler.async_scheduling else OneStepAtATime
@@ -51,17 +51,17 @@ class _Isolating:
 
 
 class OneStepAtATime(_Isolating, Scheduler):  # type: ignore[misc]
-    """Each step's tokens are known before the next is scheduled."""
+    """A step is scheduled after the tokens of the step before are known."""
 
 
 class OverlappingSteps(_Isolating, AsyncScheduler):  # type: ignore[misc]
-    """A step is scheduled while the one before runs."""
+    """A step is scheduled while the step before runs."""
 
 
 def guard(manager: StructuredOutputManager) -> None:
-    """Has `manager` survive any grammar, and compile each with the backend that its request was checked for.
+    """Makes `manager` survive any grammar, and compile each with the backend that its request was checked with.
 
-    vLLM takes the first request's backend for all: one schema would decide how everybody's are read.
+    vLLM uses the first request's backend for all, so one schema would decide how all others are parsed.
     """
     config = manager.vllm_config
     made: dict[str, StructuredOutputBackend] = {}
@@ -98,11 +98,11 @@ def guard(manager: StructuredOutputManager) -> None:
         (config.scheduler_config.max_num_seqs * positions, words), -1, dtype=torch.int32
     )
     manager.grammar_init = grammar_init
-    manager.backend = _Several(made)  # vLLM asks it for the mask, which is made, and ends it
+    manager.backend = _Several(made)  # vLLM needs it only for the mask, which exists, and to end it
 
 
 class _Several:
-    """All backends in use, for vLLM to end at the end."""
+    """All backends in use, which vLLM destroys at the end."""
 
     def __init__(self, made: dict[str, StructuredOutputBackend]) -> None:
         self._made = made
@@ -113,28 +113,28 @@ class _Several:
 
 
 class GuardedGrammar(StructuredOutputGrammar):  # type: ignore[misc]
-    """A grammar whose failures stay its own: once anything of it has raised, it allows no token."""
+    """A grammar that fails alone: once one of its methods has raised, it allows no token."""
 
     def __init__(self, request_id: str) -> None:
         self.inner: Any = None  # the backend's, once compiled
-        self.width = 0  # of its masks, in words: a backend may know more tokens than the model
+        self.width = 0  # of its masks, in words; a backend may have more tokens than the model
         self.failed = False
         self._request = request_id
 
     def attempt(self, what: Callable[[], T], instead: T) -> T:
-        """What `what` returns; `instead` where it raises or the grammar has failed before."""
+        """The result of `what`; `instead` if it raises, or if the grammar has failed before."""
         if self.failed:
             return instead
         try:
             return what()
         except (KeyboardInterrupt, SystemExit):
             raise
-        except BaseException as error:  # a panic of llguidance's is no Exception
+        except BaseException as error:  # llguidance's panics are not Exceptions
             self._fail(f"{type(error).__name__}: {error}")
             return instead
 
     def fill_bitmask(self, bitmask: torch.Tensor, index: int) -> None:
-        """Writes which tokens may be next into a row of `bitmask`: none, where the grammar has failed."""
+        """Writes the allowed next tokens into a row of `bitmask`; none if the grammar has failed."""
 
         def fill() -> None:
             if self.width == bitmask.shape[1]:
@@ -151,7 +151,7 @@ class GuardedGrammar(StructuredOutputGrammar):  # type: ignore[misc]
             bitmask[index] = 0
 
     def accept_tokens(self, request_id: str, tokens: list[int]) -> bool:
-        """Goes on by `tokens`. What a grammar that is not over refuses fails it: it cannot hold any more."""
+        """Advances by `tokens`. If an unfinished grammar refuses them, it fails, since its state is no longer valid."""
 
         def accept() -> bool:
             return self.inner.accept_tokens(request_id, tokens) or backends.over(self.inner)
@@ -161,19 +161,19 @@ class GuardedGrammar(StructuredOutputGrammar):  # type: ignore[misc]
         return True
 
     def validate_tokens(self, tokens: list[int]) -> list[int]:
-        """The first of `tokens` that the grammar accepts; it does not go on."""
+        """The longest beginning of `tokens` that the grammar accepts. It does not advance."""
         return self.attempt(lambda: self.inner.validate_tokens(tokens), [])
 
     def rollback(self, num_tokens: int) -> None:
-        """Goes back."""
+        """Goes back by `num_tokens` tokens."""
         self.attempt(lambda: self.inner.rollback(num_tokens), None)
 
     def is_terminated(self) -> bool:
-        """Whether any token may follow, since the grammar is over."""
+        """Whether the grammar is at its end, so that any token may follow."""
         return self.attempt(lambda: bool(self.inner.is_terminated()), False)
 
     def reset(self) -> None:
-        """Starts again."""
+        """Returns to the beginning."""
         if not self.failed:
             self.attempt(self.inner.reset, None)
 

@@ -1,13 +1,11 @@
-"""Tools: what requests say of them is checked, and what the engine makes of them is made the same with and without a
-stream.
-"""
+"""Checks and completes a request's tools, so that vLLM treats them the same with and without a stream."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from engine.requests.errors import RequestError, shown
 
-# vLLM would let a named function without parameters answer in prose. To OpenAI it is one that takes none.
+# vLLM would let a named function without parameters answer in prose. In OpenAI's API such a function takes none.
 NO_PARAMETERS = {"type": "object", "properties": {}, "const": {}}
 CHOICES = ("none", "auto", "required")
 _DECIDE_TYPE = frozenset({"type", "$ref", "anyOf", "oneOf", "allOf", "enum", "const"})
@@ -19,7 +17,7 @@ def prepare_chat(body: dict[str, Any]) -> None:
     names = set()
     for index, tool in enumerate(tools if isinstance(tools, list) else ()):
         if not isinstance(tool, dict):
-            continue  # vLLM's model says so
+            continue  # vLLM's model reports it
         _check_type(tool, index)
         function = tool.get("function")
         if isinstance(function, dict):
@@ -34,7 +32,7 @@ def prepare_chat(body: dict[str, Any]) -> None:
 
 
 def prepare_responses(body: dict[str, Any]) -> None:
-    """The same of a request for a response, where a tool is no nested function."""
+    """The same for /v1/responses, where a tool's fields are not nested in `function`."""
     tools = body.get("tools")
     names = set()
     for index, tool in enumerate(tools if isinstance(tools, list) else ()):
@@ -45,7 +43,7 @@ def prepare_responses(body: dict[str, Any]) -> None:
     choice = body.get("tool_choice")
     if isinstance(choice, dict) and names:
         _check_choice(choice, choice.get("name"), names, "tool_choice.name")
-    if choice != "auto":  # which is the default here, with tools or without
+    if choice != "auto":  # the default here, with or without tools
         _check_beside(choice, tools)
 
 
@@ -71,8 +69,8 @@ def _check_choice(choice: Mapping[str, Any], name: Any, names: set[str], path: s
     if not isinstance(name, str) or not name:
         raise RequestError(f"{path}: expected a function's name, got {shown(name)}", path, "invalid_type")
     if shown(name) not in names:
-        told = ", ".join(sorted(names)) or "none"
-        raise RequestError(f"{path}: expected one of the tools ({told}), got {shown(name)}", path)
+        known = ", ".join(sorted(names)) or "none"
+        raise RequestError(f"{path}: expected one of the tools ({known}), got {shown(name)}", path)
 
 
 def _check_beside(choice: Any, tools: Any) -> None:

@@ -1,1 +1,1 @@
-"""Steps recorded once and replayed, with neighbouring operations fused, and checked before they are served."""
+"""Decoding steps: recorded once, fused, replayed, and compared with the model's modules before they serve."""

@@ -1,34 +1,29 @@
-"""Norms of query and key, their rotation and the update of the cache as one kernel, before attention.
+"""The pattern before attention: norms of query and key, their rotation and the cache update become one kernel.
 
     q, k, v = split(qkv)                          rms_norm(q), rms_norm(k): where the model has them
     rotary_embedding(positions, q, k, …)   →      rotate_and_attend(q, k, v, positions, …)
     update_and_attend(q, k, v, …)
 
-The contract of the op: kernels/contracts/attention.h. q is rotated where the product left it, so nothing else may read
-it.
+The kernel's contract is kernels/contracts/attention.h. It rotates q in the GEMM's own output, so nothing else may read
+that output.
 """
 
-from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from engine.steps.fusion import Fused, drop, example, is_item, name_of, op_of
+from engine.limits import MAX_ROTATED_HEAD, ROTATED_HEAD_MULTIPLE, ROTATED_MULTIPLE
+from engine.ops import rotate_and_attend, update_and_attend
+from engine.steps.pattern import NotFused, Pattern, drop, example, is_item, name_of, op_of
 
 if TYPE_CHECKING:
-    import torch
     from torch import fx
 
 NORM, ROTATION = "_C.rms_norm", "_C.rotary_embedding"
-MAX_HEAD = 256
-
-
-class NotFused(Exception):
-    """Why a layer stays as it is."""
 
 
 @dataclass(frozen=True)
 class Head:
-    """Query or key before its norm, if it has one, and rotation."""
+    """Query or key before its rotation, and before its norm where it has one."""
 
     source: "fx.Node"
     weight: "fx.Node | None" = None
@@ -36,22 +31,12 @@ class Head:
     norm: "fx.Node | None" = None
 
 
-def fuse(graph: "fx.Graph") -> Fused:
-    """Rewrites every layer of `graph` whose attention is ours."""
-    from engine.steps.recording import update_and_attend
-
-    left: Counter[str] = Counter()
-    attentions = [node for node in graph.nodes if node.target is update_and_attend]
-    for attention in attentions:
-        try:
-            _fuse_layer(graph, attention)
-        except NotFused as reason:
-            left[str(reason)] += 1
-    reasons = tuple(f"{reason} (×{count})" for reason, count in left.items())
-    return Fused(len(attentions) - left.total(), reasons)
+def _starts_at(node: "fx.Node") -> bool:
+    return node.target is update_and_attend
 
 
-def _fuse_layer(graph: "fx.Graph", attention: Any) -> None:
+def _fuse(graph: "fx.Graph", attention: Any) -> None:
+    """One layer: from the parts of the qkv projection to the attention that reads them."""
     query, key, value, output, layer = attention.args
     _expect_ours(layer)
     rotation = _rotation_of(query, key)
@@ -90,10 +75,13 @@ def _rotation_of(query: Any, key: Any) -> Any:
 
 
 def _head(rotated: Any, rotation: Any, seen: Any) -> Head:
-    """What `rotated` was before, given that only `rotation` and attention's view `seen` of it read it."""
+    """What `rotated` was before its norm and rotation.
+
+    Only `rotation` and `seen`, attention's view of it, may read `rotated`.
+    """
     if set(rotated.users) != {rotation, seen} or len(seen.users) != 1 or seen.target != "view":
         raise NotFused("something else reads the rotated query or key")
-    if is_item(rotated):  # of the product's split result
+    if is_item(rotated):  # of the split output of the GEMM
         return Head(_part(rotated))
     if name_of(rotated) != "view" or name_of(rotated.args[0]) != "empty_like":
         raise NotFused("query or key comes from an unknown operation")
@@ -109,17 +97,22 @@ def _head(rotated: Any, rotation: Any, seen: Any) -> Head:
 
 
 def _part(item: Any, readers: Any = None) -> Any:
-    """`item` of a split of which nothing else is written to or overlaps it.
+    """`item`, after a check that it is a part of a split output that only `readers` read (None: any).
 
-    Sizes of it are read, too, to undo views.
+    Reading its size is allowed: recorded views do so.
     """
     source = item.args[0] if is_item(item) else None
     others = {user for user in item.users if name_of(user) != "size"}
     if source is None or name_of(source) != "split" or (readers is not None and others != readers):
-        raise NotFused("query and key are not parts of one product")
+        raise NotFused("query and key are not parts of one GEMM's result")
     if set(source.args[0].users) != {source} or not all(is_item(user) for user in source.users):
-        raise NotFused("something else reads the product before the rotation")
+        raise NotFused("something else reads the GEMM's result before the rotation")
     return item
+
+
+def _takes(head_dim: int, rotated: int) -> bool:
+    widths_fit = head_dim % ROTATED_HEAD_MULTIPLE == 0 and rotated % ROTATED_MULTIPLE == 0
+    return widths_fit and 0 < rotated <= head_dim <= MAX_ROTATED_HEAD
 
 
 def _expect_fits(head_dim: int, positions: Any, cos_sin: Any, *heads: Any) -> None:
@@ -127,7 +120,7 @@ def _expect_fits(head_dim: int, positions: Any, cos_sin: Any, *heads: Any) -> No
 
     table, place = example(cos_sin), example(positions)
     rotated = 0 if table is None else table.shape[1]
-    if head_dim > MAX_HEAD or head_dim % 8 or rotated % 4 or not 0 < rotated <= head_dim:
+    if not _takes(head_dim, rotated):
         raise NotFused(f"heads of {head_dim}, of which {rotated} are rotated")
     tensors = [example(node) for node in (cos_sin, *heads)]
     if any(tensor is None or tensor.dtype != torch.float16 for tensor in tensors):
@@ -136,29 +129,4 @@ def _expect_fits(head_dim: int, positions: Any, cos_sin: Any, *heads: Any) -> No
         raise NotFused("a token has more than one position")
 
 
-def rotate_and_attend(
-    query: "torch.Tensor",
-    key: "torch.Tensor",
-    value: "torch.Tensor",
-    output: "torch.Tensor",
-    layer_name: str,
-    positions: "torch.Tensor",
-    cos_sin: "torch.Tensor",
-    halves: bool,
-    q_weight: "torch.Tensor | None",
-    k_weight: "torch.Tensor | None",
-    eps: float,
-) -> None:
-    """The layer's attention of `query` [T, H, D], `key` and `value` [T, H_kv, D], of which query and key are as their
-    product left them, into `output` [T, H, D].
-    """
-    import torch
-    from vllm.model_executor.layers.attention.attention import get_attention_context
-
-    metadata, layer, cache, slots = get_attention_context(layer_name)
-    if metadata is not None:  # None: vLLM measures the memory of a step that has no requests
-        keys, values = layer.impl.halves(cache)
-        torch.ops.voltserve.rotate_and_cache(
-            query, key, value, positions, cos_sin, halves, q_weight, k_weight, eps, keys, values, slots
-        )
-    layer.impl.forward(layer, query, key, value, cache, metadata, output=output)
+PATTERN = Pattern("norm of heads, rotation and cache", _starts_at, _fuse)

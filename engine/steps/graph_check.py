@@ -1,13 +1,16 @@
-"""Compares what the engine is to serve with, CUDA graphs or recorded steps, with steps of the model's own modules.
+"""Compares CUDA graphs and recorded steps with the model's own modules before the engine is ready.
 
-A captured graph replays addresses and launch sizes of the time of its capture: a kernel that reads what has moved
-since, or counts on a value the host computed then, answers wrongly without an error. Recorded steps, of which graphs
-are captured, have other kernels than the model's modules (engine/steps/fusion.py). So before the engine is ready fixed
-prompts are decoded by the modules, neither recorded nor fused nor captured, then once in batches of each captured size,
-and what both computed for the same tokens must agree up to rounding; where it does not, the modules serve. Greedy
-tokens alone are no measure: a batch of another size sums in another order, and near ties may turn.
+Both can be wrong without an error:
 
-`GraphSwitch` is mixed into vLLM's worker (`--worker-extension-cls`); its methods are called in every rank.
+- A captured graph replays the addresses and launch sizes of its capture. A kernel may read memory that has moved since,
+  or depend on a value that the host computed then.
+- A recorded step, from which graphs are captured, calls fused kernels in place of the modules (engine/steps/fusion.py).
+
+So fixed prompts are decoded first by the modules, then once in batches of each captured size. For the same tokens the
+log probabilities must agree up to rounding. If they do not, the modules serve. Greedy tokens alone are no measure: a
+batch of another size sums in another order, and near ties may flip.
+
+`GraphSwitch` is mixed into vLLM's worker (`--worker-extension-cls`). Its methods are called in every rank.
 """
 
 import asyncio
@@ -29,9 +32,9 @@ if TYPE_CHECKING:
 
 WHAT = "CUDA graphs against eager steps"
 WHAT_RECORDED = "recorded steps against the model's modules"
-TOKENS = 16  # decoded for each prompt
-CANDIDATES = 4  # whose logarithms of probability are kept at each step
-# Natural logarithms. float16 rounding moves those of a 32B model by some hundredths; a stale input by whole units.
+TOKENS = 16  # decoded per prompt
+CANDIDATES = 4  # tokens whose log probabilities are kept per step
+# In natural logarithms. float16 rounding moves those of a 32B model by a few hundredths, a stale input by whole units.
 TOLERANCE = 0.3
 PROMPTS = (
     "The capital of France is",
@@ -46,12 +49,12 @@ PROMPTS = (
 
 
 class GraphSwitch:
-    """Methods that vLLM's worker gains; nothing else has these names."""
+    """Methods that vLLM's worker gains. Nothing else in vLLM has these names."""
 
     model_runner: Any  # the worker's
 
     def voltserve_captured_sizes(self) -> list[int]:
-        """The batch sizes, in sequences, of which a whole decoding step is captured."""
+        """The batch sizes, in sequences, for which a whole decoding step is captured."""
         keys = self.model_runner.cudagraph_dispatcher.cudagraph_keys[CUDAGraphMode.FULL]
         return sorted({key.num_tokens for key in keys})
 
@@ -60,7 +63,7 @@ class GraphSwitch:
         return bool(recording.recorded_modules(self.model_runner.get_model()))
 
     def voltserve_replay(self, wanted: bool) -> None:
-        """Replays graphs and what is recorded from now on, or has every step run the model's modules."""
+        """From now on replays graphs and recorded steps, or runs the model's modules in every step."""
         recording.use_recorded(self.model_runner.get_model(), wanted)
         dispatcher = self.model_runner.cudagraph_dispatcher
         mode = self.model_runner.compilation_config.cudagraph_mode
@@ -72,14 +75,14 @@ EXTENSION = f"{__name__}.{GraphSwitch.__name__}"
 
 @dataclass(frozen=True)
 class Step:
-    """One greedy step: the token taken, and logarithms of probability of it and the likeliest others."""
+    """One greedy step: its token, and the log probabilities of that token and the likeliest others."""
 
     token: int
     logprobs: Mapping[int, float]
 
 
 async def check(engine: "EngineClient") -> Choice:
-    """Compares, leaves on what agrees, has the model's modules serve where it does not, and says which and why."""
+    """Compares, leaves graphs and recorded steps on if they agree, and returns which serve and why."""
     captured: list[int] = (await engine.collective_rpc("voltserve_captured_sizes"))[0]
     recorded: bool = (await engine.collective_rpc("voltserve_is_recorded"))[0]
     if not captured and not recorded:
@@ -106,14 +109,14 @@ async def check(engine: "EngineClient") -> Choice:
 def compare(eager: Sequence[Step], graphs: Sequence[Step]) -> tuple[int, str]:
     """How many steps agree, and what is wrong with the first that does not, or "".
 
-    Steps are comparable while all tokens before them are the same. A token that differs is rounding where eager steps
-    gave both within TOLERANCE of each other, and ends the comparison.
+    Steps are comparable while all earlier tokens are the same. A different token counts as rounding if eager steps gave
+    both tokens log probabilities within TOLERANCE. It ends the comparison.
     """
     for index, (one, other) in enumerate(zip(eager, graphs, strict=True)):
         expected, got = one.logprobs[one.token], other.logprobs.get(one.token)
         if got is None or not abs(expected - got) <= TOLERANCE:  # NaN, too
-            told = "not among the likeliest" if got is None else f"{got:.3f}"
-            return index, f"token {index}: expected log probability {expected:.3f} of {one.token}, got {told}"
+            shown = "not among the likeliest" if got is None else f"{got:.3f}"
+            return index, f"token {index}: expected log probability {expected:.3f} of {one.token}, got {shown}"
         if one.token != other.token:
             near = one.logprobs.get(other.token)
             if near is None or not abs(expected - near) <= TOLERANCE:
@@ -123,10 +126,10 @@ def compare(eager: Sequence[Step], graphs: Sequence[Step]) -> tuple[int, str]:
 
 
 async def _decode(engine: "EngineClient", size: int) -> list[list[Step]]:
-    """`size` prompts, decoded together. Each run computes its prompts anew: cached ones would be split differently."""
+    """Decodes `size` prompts together. The cache is emptied first, since cached prompts would be split differently."""
     await engine.reset_prefix_cache()
     texts = itertools.islice(itertools.cycle(PROMPTS), size)
-    # Without a tokenizer the bytes stand for tokens: any vocabulary has 256.
+    # Without a tokenizer the bytes are the tokens: every vocabulary has 256.
     as_ids = engine.model_config.skip_tokenizer_init
     prompts = [TokensPrompt(prompt_token_ids=list(text.encode())) if as_ids else text for text in texts]
     return await asyncio.gather(*(_generate(engine, prompt, f"graph-check-{i}") for i, prompt in enumerate(prompts)))

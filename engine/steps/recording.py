@@ -1,19 +1,23 @@
-"""A model's step recorded once and then replayed without its modules, on CPUs and on V100s.
+"""A model's step, recorded once and then replayed without its modules, on CPUs and on V100s.
 
-Between a decoding step's few hundred operations Python walks through the layers' modules, which takes as long as the
-operations do. Dynamo records them while the engine warms up, as one list for any number of tokens; nothing is compiled,
-so no compiler is needed and recording takes seconds. `replay` is the Dynamo backend on CPUs: it leaves the operations
-as they are but for the few that vLLM wraps in an operator of Python's, so that a compiler would not look inside. On
-GPUs `replay_fused` also fuses neighbours (engine/steps/fusion.py), and CUDA graphs are captured of what it makes.
+Between a decoding step's few hundred operations Python walks through the layers' modules. That takes as long as the
+operations do. Dynamo records the operations while the engine warms up, as one list for any number of tokens. Nothing
+is compiled, so no compiler is needed and recording takes seconds.
 
-What is imported at the top is the standard library: `engine.explain` asks `choose` without vLLM.
+There are two Dynamo backends:
+
+- `replay`, on CPUs, keeps the operations. It only unwraps those that vLLM hides from compilers in operators of Python.
+- `replay_fused`, on GPUs, also fuses neighbours (engine/steps/fusion.py). CUDA graphs are captured from its result.
+
+Imports at the top are the standard library's, so that `engine.explain` can call `choose` without vLLM.
 """
 
 import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from engine import progress
+from engine import ops, progress
+from engine.environment import NO_DYNAMO
 from engine.steps import fusion
 from engine.volta import Choice
 
@@ -24,20 +28,18 @@ if TYPE_CHECKING:
 
 WHAT = "steps of the model"
 RECORDED = "recorded"
-BACKEND = "engine.steps.recording.replay"
-FUSED_BACKEND = "engine.steps.recording.replay_fused"
+BACKEND, FUSED_BACKEND = f"{__name__}.replay", f"{__name__}.replay_fused"  # by name, as torch asks for them
 BACKENDS = (BACKEND, FUSED_BACKEND)
-OFF_VARIABLE = "TORCH_COMPILE_DISABLE"  # torch's own: Dynamo does nothing then
 Step = Callable[..., Any]
 
 
 def choose(*, hybrid: bool, disabled: bool, gpu: bool) -> Choice:
     """Whether steps are recorded.
 
-    `hybrid`: the model has recurrent layers; `disabled`: by OFF_VARIABLE; `gpu`: with operations fused.
+    `hybrid`: the model has recurrent layers. `disabled`: NO_DYNAMO is set. `gpu`: operations are fused as well.
     """
     if disabled:
-        return Choice(WHAT, "eager", f"{OFF_VARIABLE} asks for it")
+        return Choice(WHAT, "eager", f"{NO_DYNAMO} asks for it")
     if hybrid:
         return Choice(WHAT, "eager", "the model has recurrent layers, whose steps are not recorded")
     fused = "; neighbouring small ones are fused, also in CUDA graphs, and compared with the modules' before serving"
@@ -46,7 +48,7 @@ def choose(*, hybrid: bool, disabled: bool, gpu: bool) -> Choice:
 
 def disabled() -> bool:
     """Whether the environment keeps Dynamo from recording."""
-    return os.environ.get(OFF_VARIABLE, "0") == "1"
+    return os.environ.get(NO_DYNAMO, "0") == "1"
 
 
 def record(compilation: "CompilationConfig", backend: str = BACKEND) -> None:
@@ -55,12 +57,12 @@ def record(compilation: "CompilationConfig", backend: str = BACKEND) -> None:
 
     compilation.mode = CompilationMode.DYNAMO_TRACE_ONCE
     compilation.backend = backend
-    # Else vLLM asks the backend for files that it could load at the next start.
+    # Otherwise vLLM asks the backend for files to load at the next start.
     os.environ["VLLM_USE_AOT_COMPILE"] = "0"
 
 
 def allow_eager(model: "nn.Module") -> None:
-    """Has a `model` whose steps cannot be recorded run eagerly, and say so, where the engine would not start."""
+    """Makes a `model` whose steps cannot be recorded run eagerly, and report it. The engine would fail to start."""
     module: Any
     for module in model.modules():
         if (recorded := getattr(module, "_compiled_callable", None)) is not None:  # vLLM's name
@@ -85,12 +87,12 @@ def _or_eager(model: "nn.Module", module: Any, recorded: Step) -> Step:
 
 
 def recorded_modules(model: "nn.Module") -> "list[Any]":
-    """Those of `model` whose steps are recorded."""
+    """The modules of `model` whose steps are recorded."""
     return [module for module in model.modules() if getattr(module, "_compiled_callable", None) is not None]
 
 
 def use_recorded(model: "nn.Module", wanted: bool) -> None:
-    """From now on replays what is recorded of `model`, or runs its modules."""
+    """From now on replays the recorded steps of `model`, or runs its modules."""
     recorded = recorded_modules(model)
     for module in recorded:
         module.do_not_compile = not wanted
@@ -99,7 +101,7 @@ def use_recorded(model: "nn.Module", wanted: bool) -> None:
 
 
 def call_attention_directly(model: "nn.Module", wanted: bool = True) -> None:
-    """Has attention layers call their backend, not an operator that calls it: that serves recording only."""
+    """Makes attention layers call their backend directly. The operator that wraps the call serves only recording."""
     from vllm.model_executor.layers.attention import Attention
 
     for module in model.modules():
@@ -114,11 +116,9 @@ def replay(module: "fx.GraphModule", _inputs: "Sequence[torch.Tensor]") -> Step:
 
 
 def replay_fused(module: "fx.GraphModule", _inputs: "Sequence[torch.Tensor]") -> Step:
-    """As `replay`, with neighbouring operations fused where the kernels for that are installed."""
-    from engine.layers.linear import kernel_devices
-
+    """As `replay`, with neighbouring operations fused if the kernels for that are installed."""
     direct(module.graph)
-    progress.settle(fusion.fuse(module.graph) if "cuda" in kernel_devices() else fusion.WITHOUT_KERNELS)
+    progress.settle(fusion.fuse(module.graph) if "cuda" in ops.kernel_devices() else fusion.WITHOUT_KERNELS)
     return _step(module)
 
 
@@ -129,9 +129,10 @@ def _step(module: "fx.GraphModule") -> Step:
 
 
 def direct(graph: "fx.Graph") -> None:
-    """Calls what vLLM's operators of Python call: attention, with its cache, all-reduces and experts.
+    """Replaces vLLM's operators of Python by the functions that they call: attention, all-reduces and experts.
 
-    And takes parameters as they are, where a module takes their `.data`.
+    The cache update and attention become one call. Where a module takes a parameter's `.data`, the graph takes the
+    parameter.
     """
     import torch
     from vllm.distributed.parallel_state import all_reduce
@@ -148,8 +149,8 @@ def direct(graph: "fx.Graph") -> None:
     for node in list(graph.nodes):
         target = getattr(node.target, "overloadpacket", node.target)
         if target is operators.unified_kv_cache_update:
-            (attention,) = node.users  # which is given the update's empty result, so that it comes second
-            attention.target = update_and_attend
+            (attention,) = node.users  # it reads the update's empty result, which keeps their order
+            attention.target = ops.update_and_attend
             attention.kwargs = {}
             graph.erase_node(node)
         elif getattr(target, "__name__", "") == "_get_data_attr":  # torch's name
@@ -157,15 +158,3 @@ def direct(graph: "fx.Graph") -> None:
             graph.erase_node(node)
         elif target in functions:
             node.target = functions[target]
-
-
-def update_and_attend(
-    query: "torch.Tensor", key: "torch.Tensor", value: "torch.Tensor", output: "torch.Tensor", layer_name: str
-) -> None:
-    """vLLM's `unified_kv_cache_update` and `unified_attention_with_output` of one layer, in that order."""
-    from vllm.model_executor.layers.attention.attention import get_attention_context
-
-    metadata, layer, cache, slots = get_attention_context(layer_name)
-    if slots is not None:
-        layer.impl.do_kv_cache_update(layer, key, value, cache, slots)
-    layer.impl.forward(layer, query, key, value, cache, metadata, output=output)

@@ -1,1 +1,1 @@
-"""Loading weights: progress, and values that no engine can use."""
+"""Loading weights: reports progress, and refuses values that no engine can use."""

@@ -1,4 +1,4 @@
-"""vLLM's default weight loader, telling how many bytes of the checkpoint it has read."""
+"""vLLM's default weight loader, which also reports how many bytes of the checkpoint it has read."""
 
 import json
 import os
@@ -25,9 +25,9 @@ LOAD_FORMAT = "voltserve"
 
 
 class ReportingLoader(DefaultModelLoader):  # type: ignore[misc]  # vLLM's classes are untyped
-    """Load format `voltserve`: everything is vLLM's `hf`, plus phases and progress.
+    """Load format `voltserve`: vLLM's `hf`, with phases and progress reported.
 
-    Its `auto` would take consolidated files where there are any, in place of the shards that `verify` looked at.
+    vLLM's `auto` would prefer consolidated files to the shards that `verify` has checked.
     """
 
     def __init__(self, load_config: LoadConfig) -> None:
@@ -35,11 +35,11 @@ class ReportingLoader(DefaultModelLoader):  # type: ignore[misc]  # vLLM's class
         self._progress = progress.WeightsProgress()
 
     def load_model(self, vllm_config: VllmConfig, model_config: ModelConfig, prefix: str = "") -> nn.Module:
-        """Builds and loads the model; what follows in vLLM is sizing the KV cache and the warm-up run."""
+        """Builds and loads the model. vLLM then sizes the KV cache and warms up."""
         progress.phase("weights")
         patches.apply(forced=gpus.forced(os.environ), in_worker=True)
         if model_config.is_hybrid:
-            # Not before: on a GPU its import initializes CUDA, and vLLM would not fork this process.
+            # Not earlier: on a GPU this import initializes CUDA, and vLLM would not fork this process.
             from engine.layers import gdn
 
             gdn.register()
@@ -62,10 +62,10 @@ class ReportingLoader(DefaultModelLoader):  # type: ignore[misc]  # vLLM's class
         return model
 
     def load_weights(self, model: nn.Module, model_config: ModelConfig) -> None:
-        """Loads the weights; what quantized layers then make of them is still phase `weights`.
+        """Loads the weights. Packing by quantized layers, which follows, is still phase `weights`.
 
         Raises:
-            QuantError: a tensor does not fit into float16, which the engine computes in.
+            QuantError: a tensor is not finite, or not finite in the engine's float16.
         """
         self._overflow = OverflowCheck(model_config.dtype)
         super().load_weights(model, model_config)
@@ -74,7 +74,7 @@ class ReportingLoader(DefaultModelLoader):  # type: ignore[misc]  # vLLM's class
         self._progress.finish()
 
     def _prepare_weights(self, *args: Any) -> tuple[str, list[str], bool]:
-        """vLLM's, without consolidated files where there are others: it would load each weight twice."""
+        """As in vLLM, but without consolidated files if there are shards: vLLM would load each weight twice."""
         folder, files, safetensors = super()._prepare_weights(*args)
         own = [file for file in files if not is_consolidated(Path(file).name)]
         return folder, own or files, safetensors
@@ -96,17 +96,17 @@ class ReportingLoader(DefaultModelLoader):  # type: ignore[misc]  # vLLM's class
             file = shards.get(name.removeprefix(source.prefix), only_file)
             self._overflow.look_at(name, tensor, file)
             yield name, tensor
-            # Only now has vLLM copied the bytes out of the mapped file.
+            # By now vLLM has copied the bytes out of the mapped file.
             self._progress.advance(tensor.nbytes, file)
 
 
 def bytes_held(model: nn.Module, loaded: Mapping[str, int]) -> int:
-    """Bytes of all parameters and buffers, those that share memory (tied embeddings) counted once.
+    """Bytes of all parameters and buffers. Shared memory (tied embeddings) counts once.
 
     Args:
         model: as the engine will run it.
-        loaded: bytes of its parameters as they were loaded. One that is empty now was packed by vLLM for oneDNN, which
-            holds it where torch does not see it, in as many bytes (vllm/model_executor/layers/utils.py).
+        loaded: bytes of its parameters when they were loaded. vLLM packs some parameters for oneDNN and leaves them
+            empty (vllm/model_executor/layers/utils.py). oneDNN then holds as many bytes, where torch does not see them.
     """
     held = {tensor.data_ptr(): tensor.nbytes for tensor in (*model.parameters(), *model.buffers())}
     packed = [name for name, parameter in model.named_parameters() if parameter.numel() == 0]
@@ -114,7 +114,7 @@ def bytes_held(model: nn.Module, loaded: Mapping[str, int]) -> int:
 
 
 def shard_names(folder: Path) -> dict[str, str]:
-    """The file that holds each tensor, after the index in `folder`; empty where there is none."""
+    """The file of each tensor, from the index in `folder`; empty without an index."""
     index = folder / INDEX_NAME
     if not index.is_file():
         return {}

@@ -50,7 +50,7 @@ class OverflowCheck:
             return
         if tensor.dtype not in (torch.float16, *_WIDER):
             return
-        ends = torch.stack(tensor.aminmax())  # NaN where any value is
+        ends = torch.stack(tensor.aminmax())  # NaN if any value is NaN
         if not ends.isfinite().all():
             value = float(ends[~ends.isfinite()][0])
             self._not_finite.append(f"{name} ({file}): expected finite values, got {value:g} in {stored}")

@@ -54,7 +54,7 @@ class Bench(profiles.Profilers, GraphSwitch):
         ]
         product = dequantize_and_multiply if way == "reference" else torch.ops.voltserve.nvfp4_linear.default
         for method in methods:
-            method._product = product
+            method._gemm = product
         communicator = get_tp_group().device_communicator
         if communicator is not None:  # one rank has none
             self._own_all_reduce = getattr(self, "_own_all_reduce", communicator._ours)

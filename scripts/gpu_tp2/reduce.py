@@ -23,7 +23,7 @@ import torch
 from torch import distributed
 
 from engine.collective.all_reduce import AllReduce, AllReduceError
-from engine.steps.fused_norm import add_rms_norm
+from engine.ops import add_rms_norm
 from kernels.tools.native_all_reduce import BLOCKS, ReduceLibrary
 from scripts.gpu_tp2 import reduce_check
 

@@ -13,8 +13,7 @@ from vllm.model_executor import parameter
 from vllm.model_executor.layers import linear
 from vllm.model_executor.model_loader import get_model_loader
 
-from engine import plugin, progress
-from engine.steps import recording
+from engine import environment, plugin, progress
 from engine.weights import loader
 
 AsRank = Callable[[int, int], None]
@@ -26,7 +25,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """What a platform says that it chose, where the environment asks for nothing."""
     choices: dict[str, str] = {}
     monkeypatch.setattr(progress, "decision", lambda what, choice, _reason: choices.update({what: choice}))
-    monkeypatch.delenv(recording.OFF_VARIABLE, raising=False)
+    monkeypatch.delenv(environment.NO_DYNAMO, raising=False)
     monkeypatch.delenv("VLLM_USE_AOT_COMPILE", raising=False)
     return choices
 

@@ -58,3 +58,11 @@ def finished_weight(layer: Any) -> torch.Tensor:
     layer.quant_method.process_weights_after_loading(layer)
     product: torch.Tensor = layer.quant_method.apply(layer, torch.eye(columns))
     return product.T
+
+
+def in_modelopt(part: Member, multiplier: float) -> Member:
+    """The codes and scales of `part` under ModelOpt's names, times another factor."""
+    names = {PACKED: "weight", SCALE: "weight_scale"}
+    tensors = {names[name]: tensor for name, tensor in part.tensors.items() if name in names}
+    tensors |= {"weight_scale_2": torch.tensor(multiplier), "input_scale": torch.tensor(3.0)}
+    return Member(tensors, part.weight * torch.tensor(multiplier).double())

@@ -20,8 +20,7 @@ from transformers import PreTrainedTokenizerFast
 from quant.formats import compressed_tensors, modelopt, quantize_config
 from tests.quant.formats.test_auto_round import CONFIG as AUTO_ROUND
 
-from .made_layers import Member, member
-from .test_formats import in_modelopt
+from .made_layers import Member, in_modelopt, member
 
 HEADS, KV_HEADS, HEAD_DIM, VOCABULARY, LAYERS, EXPERTS, TOP_K = 6, 1, 32, 260, 2, 6, 2
 Tensors = dict[str, torch.Tensor]

@@ -23,7 +23,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Told:
     messages: list[dict[str, Any]] = []
     monkeypatch.setattr(progress, "_send", messages.append)
     log = logging.getLogger("vllm")
-    monkeypatch.setattr(log, "handlers", [one for one in log.handlers if not isinstance(one, faults.Teller)])
+    monkeypatch.setattr(log, "handlers", [one for one in log.handlers if not isinstance(one, faults.FaultHandler)])
 
     def run(act: Callable[[], object]) -> list[tuple[str, str]]:
         faults.listen()
@@ -69,7 +69,7 @@ def test_an_exception_that_cannot_be_told_hurts_nobody(told: Told) -> None:
         def __str__(self) -> str:
             raise ValueError
 
-    (found,) = told(lambda: faults.tell(MuteError()))
+    (found,) = told(lambda: faults.report(MuteError()))
     assert found[0].endswith("MuteError")
 
 
@@ -78,7 +78,7 @@ def test_a_long_chain_of_causes_is_cut(told: Told) -> None:
     for number in range(20):
         error.__context__ = ValueError(f"{number}")
         error = error.__context__
-    assert len(told(lambda: faults.tell(first))) == faults.MAX_CHAIN
+    assert len(told(lambda: faults.report(first))) == faults.MAX_CHAIN
 
 
 @pytest.mark.parametrize(

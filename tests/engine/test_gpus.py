@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 
 from engine import gpus, plugin
-from engine.volta import FORCE_VARIABLE, Gpu
+from engine.environment import FORCE_VOLTA
+from engine.volta import Gpu
 
 UUIDS = ["GPU-aaaa", "GPU-abbb", "GPU-cccc"]
 
@@ -28,12 +29,12 @@ def test_cuda_visible_devices_is_read_as_cuda_reads_it(entries: str | None, expe
 
 @pytest.mark.parametrize(("value", "expected"), [(None, False), ("0", False), ("1", True)])
 def test_the_force_variable_is_0_or_1(value: str | None, expected: bool) -> None:
-    assert gpus.forced({} if value is None else {FORCE_VARIABLE: value}) is expected
+    assert gpus.forced({} if value is None else {FORCE_VOLTA: value}) is expected
 
 
 def test_another_value_of_the_force_variable_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"expected 0 or 1, got 'yes'"):
-        gpus.forced({FORCE_VARIABLE: "yes"})
+        gpus.forced({FORCE_VOLTA: "yes"})
 
 
 def test_vllms_cpu_build_gets_the_platform_for_cpus(monkeypatch: pytest.MonkeyPatch) -> None:

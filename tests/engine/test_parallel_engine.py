@@ -39,7 +39,7 @@ class Case:
         return f"{self.model}-tp{self.ranks}"
 
 
-# One rank of the other formats is test_formats.py's and test_real_engine.py's.
+# One rank of the other formats is layers/test_quantization_formats.py's and test_real_engine.py's.
 CASES = [
     *(Case(QWEN3, form, 2) for form in formats("")),
     Case(QWEN3, "modelopt AWQ", 1),

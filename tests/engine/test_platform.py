@@ -15,7 +15,7 @@ from vllm.utils.import_utils import resolve_obj_by_qualname
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 from vllm.v1.attention.selector import AttentionSelectorConfig
 
-from engine import gpus, volta
+from engine import environment, gpus, volta
 from engine.steps import recording
 
 PAIRS = [{"source": 0, "destination": 1, "peer_access": True, "wrong": 0}]
@@ -97,7 +97,7 @@ def test_decoding_is_captured_whole_and_nothing_is_compiled(
 def test_eager_steps_that_are_not_recorded(
     platform: Any, told: dict[str, str], monkeypatch: pytest.MonkeyPatch, hybrid: bool, disabled: str
 ) -> None:
-    monkeypatch.setenv(recording.OFF_VARIABLE, disabled)
+    monkeypatch.setenv(environment.NO_DYNAMO, disabled)
     asked = {"mode": CompilationMode.NONE}
     vllm_config = config(model_config={"enforce_eager": True, "is_hybrid": hybrid}, compilation_config=asked)
     platform.VoltaPlatform.apply_config_platform_defaults(vllm_config)

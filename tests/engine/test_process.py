@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from engine import process
+from engine import environment, process
 
 ROOT = Path(__file__).parents[2]
 
@@ -72,14 +72,14 @@ def test_the_launcher_and_its_children_die_with_a_killed_supervisor() -> None:
 def test_a_child_whose_launcher_is_already_gone_exits() -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    environment = os.environ | {process.LAUNCHER_VARIABLE: str(gone.pid)}
+    variables = os.environ | {environment.LAUNCHER: str(gone.pid)}
     code = "from engine import process; process.follow_launcher(); print('alive')"
-    done = subprocess.run([sys.executable, "-c", code], env=environment, cwd=ROOT, capture_output=True, check=False)
+    done = subprocess.run([sys.executable, "-c", code], env=variables, cwd=ROOT, capture_output=True, check=False)
     assert (done.returncode, done.stdout) == (1, b"")
 
 
 def test_a_process_of_the_users_own_is_not_tied(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(process.LAUNCHER_VARIABLE, raising=False)
+    monkeypatch.delenv(environment.LAUNCHER, raising=False)
     monkeypatch.setattr(process, "die_with_parent", lambda _parent: pytest.fail("tied"))
     process.follow_launcher()
 
@@ -106,14 +106,14 @@ time.sleep(600)
 """,
     "spawned": """
 import multiprocessing, os, time
-from engine import process
+from engine import environment, process
 def untied():
     import time
     from engine import process
     time.sleep(1)
     process.follow_launcher()
     print("alive", flush=True)
-os.environ[process.LAUNCHER_VARIABLE] = str(os.getppid())  # which lives on: only the parent is killed
+os.environ[environment.LAUNCHER] = str(os.getppid())  # which lives on: only the parent is killed
 if __name__ == "__main__":
     child = multiprocessing.get_context("spawn").Process(target=untied)
     child.start()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from engine import progress
+from engine import environment, progress
 
 Receive = Callable[[], list[dict[str, Any]]]
 
@@ -18,7 +18,7 @@ Receive = Callable[[], list[dict[str, Any]]]
 def received(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Receive]:
     """A listening gateway; calling it gives the datagrams that came since."""
     path = tmp_path / "progress.sock"
-    monkeypatch.setenv(progress.SOCKET_VARIABLE, str(path))
+    monkeypatch.setenv(environment.PROGRESS_SOCKET, str(path))
     progress.decision.cache_clear()
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
         sock.bind(str(path))
@@ -85,15 +85,15 @@ def test_a_long_or_odd_reason_still_fits_a_datagram(received: Receive, reason: s
 
 def test_without_a_listener_nothing_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for path in ("", str(tmp_path / "nobody.sock"), str(tmp_path / ("long" * 60))):
-        monkeypatch.setenv(progress.SOCKET_VARIABLE, path)
+        monkeypatch.setenv(environment.PROGRESS_SOCKET, path)
         progress.phase("importing")
-    monkeypatch.delenv(progress.SOCKET_VARIABLE)
+    monkeypatch.delenv(environment.PROGRESS_SOCKET)
     progress.phase("importing")
 
 
 def test_a_full_queue_does_not_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "progress.sock"
-    monkeypatch.setenv(progress.SOCKET_VARIABLE, str(path))
+    monkeypatch.setenv(environment.PROGRESS_SOCKET, str(path))
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
         sock.bind(str(path))
         for _ in range(5000):  # far more than the kernel queues; the test's time limit catches a block

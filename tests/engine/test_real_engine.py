@@ -27,7 +27,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from engine import progress
+from engine import environment
 from quant.formats import quantize_config
 
 from .made_layers import member
@@ -99,7 +99,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     twin = write_model(folder)
     runtime = Path(tempfile.mkdtemp(prefix="vs-"))  # a path short enough for a socket
     settings = {
-        progress.SOCKET_VARIABLE: str(runtime / "progress"),
+        environment.PROGRESS_SOCKET: str(runtime / "progress"),
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_NO_USAGE_STATS": "1",

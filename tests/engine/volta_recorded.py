@@ -97,7 +97,7 @@ def build(config: Any) -> Any:
                 packed = torch.empty(rows, columns // 2, dtype=torch.uint8)
                 scales = torch.empty(rows, columns // method.group_size, dtype=torch.float8_e4m3fn)
                 method._operands = (packed, scales, torch.empty(rows), method.group_size)
-                method._product = torch.ops.voltserve.nvfp4_linear.default
+                method._gemm = torch.ops.voltserve.nvfp4_linear.default
     return model
 
 

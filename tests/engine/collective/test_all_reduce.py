@@ -73,7 +73,7 @@ def rank() -> AllReduce:
         _largest=LARGEST,
         _rows=64,
         _device=torch.device("cpu"),
-        _turns=None,
+        _epochs=None,
         _to=[0],
         _from=[0, 0],
     )

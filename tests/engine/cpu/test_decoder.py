@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, PretrainedConfig, Qwen2Config, Qwen3Config
 
-from engine import progress
+from engine import environment
 from quant.formats import quantize_config
 from tests.engine.greedy import PROMPTS, TOKENS, run_jobs
 from tests.engine.made_layers import member
@@ -84,8 +84,8 @@ def twins(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     for name, config in MODELS.items():
         twin = write_model(folder / name, config())
         flags = ["--model", str(folder / name), "--quantization", quantize_config.NAME, "--no-enforce-eager"]
-        environment = {progress.SOCKET_VARIABLE: str(runtime / name)}
-        jobs.append({"flags": flags, "output": str(folder / f"{name}.json"), "environment": environment})
+        names = {environment.PROGRESS_SOCKET: str(runtime / name)}
+        jobs.append({"flags": flags, "output": str(folder / f"{name}.json"), "environment": names})
         made[name] = {"twin": twin}
     with contextlib.ExitStack() as stack:
         listeners = {name: stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)) for name in MODELS}

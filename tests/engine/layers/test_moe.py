@@ -20,8 +20,7 @@ from quant.errors import QuantError
 from quant.formats import compressed_tensors, modelopt
 from quant.formats.scheme import Scheme
 from tests.engine.conftest import AsRank
-from tests.engine.made_layers import Member, member
-from tests.engine.test_formats import in_modelopt
+from tests.engine.made_layers import Member, in_modelopt, member
 
 HIDDEN, INTERMEDIATE, EXPERTS, TOP_K = 64, 128, 4, 2
 LEAVES = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}

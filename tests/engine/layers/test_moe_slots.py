@@ -5,13 +5,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.layers.moe_slots import BLOCKS, align, align_in_torch, block_size
+from engine.layers.moe_slots import align, align_in_torch, block_size
+from engine.limits import EXPERT_BLOCKS
 
 
 @given(
     experts=st.integers(1, 9),
     tokens=st.integers(0, 40),
-    block=st.sampled_from(BLOCKS),
+    block=st.sampled_from(EXPERT_BLOCKS),
     data=st.data(),
 )
 def test_every_slot_is_listed_once_in_a_block_of_its_expert(

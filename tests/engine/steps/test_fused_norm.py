@@ -12,7 +12,8 @@ import voltserve_kernels  # noqa: F401 - registers torch.ops.voltserve
 from torch import fx
 from vllm.distributed import parallel_state
 
-from engine.steps import fused_norm, fusion
+from engine import ops
+from engine.steps import fused_norm, pattern
 
 OPS: Any = torch.ops
 HIDDEN = 64
@@ -58,8 +59,8 @@ class Recorded:
         self.call(vllm_add, x, self.residual, self.weight, 1e-6)
         self.graph.output((self.product(x), self.residual))
 
-    def fused(self) -> fusion.Fused:
-        done = fused_norm.fuse(self.graph)
+    def fused(self) -> pattern.Fused:
+        done = fused_norm.PATTERN.apply(self.graph)
         self.graph.lint()  # type: ignore[no-untyped-call]
         return done
 
@@ -70,8 +71,8 @@ class Recorded:
 def test_addition_and_norm_become_one_operation() -> None:
     step = Recorded()
     step.added(step.x)
-    assert step.fused() == fusion.Fused(1)
-    assert step.targets() == [fused_norm.add_rms_norm, OPS.voltserve.nvfp4_linear]
+    assert step.fused() == pattern.Fused(1)
+    assert step.targets() == [ops.add_rms_norm, OPS.voltserve.nvfp4_linear]
     made, product = (node for node in step.graph.nodes if node.op == "call_function")
     assert made.args == (step.x, step.residual, step.weight, 1e-6)
     assert product.args[0] is made
@@ -83,8 +84,8 @@ def test_an_all_reduce_before_them_goes_along(named: bool) -> None:
     group: dict[str, Any] = {"group_name": "tp:0"} if named else {}
     total = step.call(parallel_state.all_reduce, step.x, *([] if named else ["tp:0"]), **group)
     step.added(total)
-    assert step.fused() == fusion.Fused(1)
-    assert step.targets() == [fused_norm.all_reduce_add_rms_norm, OPS.voltserve.nvfp4_linear]
+    assert step.fused() == pattern.Fused(1)
+    assert step.targets() == [ops.all_reduce_add_rms_norm, OPS.voltserve.nvfp4_linear]
     made, _ = (node for node in step.graph.nodes if node.op == "call_function")
     assert made.args == (step.x, step.residual, step.weight, 1e-6, "tp:0")
 
@@ -94,8 +95,8 @@ def test_an_all_reduce_is_found_behind_a_slice_that_is_all_of_it() -> None:
     step = Recorded()
     total = step.call(parallel_state.all_reduce, step.x, "tp:0")
     step.added(step.call(operator.getitem, total, (..., slice(None, HIDDEN))))
-    assert step.fused() == fusion.Fused(1)
-    assert step.targets() == [fused_norm.all_reduce_add_rms_norm, OPS.voltserve.nvfp4_linear]
+    assert step.fused() == pattern.Fused(1)
+    assert step.targets() == [ops.all_reduce_add_rms_norm, OPS.voltserve.nvfp4_linear]
 
 
 def test_of_a_part_of_a_sum_only_the_norm_is_fused() -> None:
@@ -103,8 +104,8 @@ def test_of_a_part_of_a_sum_only_the_norm_is_fused() -> None:
     total = step.call(parallel_state.all_reduce, step.x, "tp:0")
     total.meta["example_value"] = torch.empty(3, 2 * HIDDEN, dtype=torch.float16)
     step.added(step.call(operator.getitem, total, (slice(None), slice(None, HIDDEN))))
-    assert step.fused() == fusion.Fused(1)
-    functions = [parallel_state.all_reduce, operator.getitem, fused_norm.add_rms_norm, OPS.voltserve.nvfp4_linear]
+    assert step.fused() == pattern.Fused(1)
+    functions = [parallel_state.all_reduce, operator.getitem, ops.add_rms_norm, OPS.voltserve.nvfp4_linear]
     assert step.targets() == functions
 
 
@@ -112,7 +113,7 @@ def test_rows_with_gaps_between_them_stay() -> None:
     step = Recorded()
     step.x.meta["example_value"] = torch.empty(3, 2 * HIDDEN, dtype=torch.float16)[:, :HIDDEN]
     step.added(step.x)
-    assert step.fused() == fusion.Fused(0, ("expected rows without gaps",))
+    assert step.fused() == pattern.Fused(0, ("expected rows without gaps",))
 
 
 def test_the_first_layers_norm_is_one_operation_of_ours() -> None:
@@ -120,8 +121,8 @@ def test_the_first_layers_norm_is_one_operation_of_ours() -> None:
     out = step.call(torch.empty_like, step.x)
     step.call(vllm_norm, out, step.x, step.weight, 1e-6)
     step.graph.output((step.product(out), step.x))
-    assert step.fused() == fusion.Fused(1)
-    assert step.targets() == [fused_norm.add_rms_norm, OPS.voltserve.nvfp4_linear]
+    assert step.fused() == pattern.Fused(1)
+    assert step.targets() == [ops.add_rms_norm, OPS.voltserve.nvfp4_linear]
     made, _ = (node for node in step.graph.nodes if node.op == "call_function")
     assert made.args == (step.x, None, step.weight, 1e-6)
 
@@ -132,7 +133,7 @@ def test_a_norm_of_heads_is_left_to_others() -> None:
     out = step.call(torch.empty_like, step.x)
     step.call(vllm_norm, out, step.x, step.weight, 1e-6)
     step.graph.output((out,))
-    assert step.fused() == fusion.Fused(0)
+    assert step.fused() == pattern.Fused(0)
 
 
 def test_a_sum_that_others_read_before_the_norm_stays() -> None:
@@ -141,7 +142,7 @@ def test_a_sum_that_others_read_before_the_norm_stays() -> None:
     step.call(torch.neg, total)
     step.added(total)
     before = step.targets()
-    assert step.fused() == fusion.Fused(0, ("expected nothing else to read the sum before the norm does",))
+    assert step.fused() == pattern.Fused(0, ("expected nothing else to read the sum before the norm does",))
     assert step.targets() == before
 
 
@@ -152,7 +153,7 @@ def test_a_view_of_what_others_read_stays() -> None:
     view.meta["example_value"] = step.like
     step.call(vllm_add, view, step.residual, step.weight, 1e-6)
     step.graph.output((view, step.x))
-    assert step.fused() == fusion.Fused(0, ("expected nothing else to read the sum before the norm does",))
+    assert step.fused() == pattern.Fused(0, ("expected nothing else to read the sum before the norm does",))
 
 
 @pytest.mark.parametrize(
@@ -165,7 +166,7 @@ def test_a_view_of_what_others_read_stays() -> None:
 )
 def test_other_norms_are_left_and_told(step: Recorded, reason: str) -> None:
     step.added(step.x)
-    assert step.fused() == fusion.Fused(0, (reason,))
+    assert step.fused() == pattern.Fused(0, (reason,))
 
 
 @pytest.mark.parametrize("takes", [True, False])
@@ -200,7 +201,7 @@ def test_ours_sums_in_the_same_kernel_and_nccl_before_it(monkeypatch: pytest.Mon
     monkeypatch.setattr(communicator, "add_rms_norm", norm)
     monkeypatch.setitem(parallel_state._groups, "tp:7", lambda: SimpleNamespace(device_communicator=made))
     x, residual, weight = torch.ones(1, HIDDEN), torch.zeros(1, HIDDEN), torch.ones(HIDDEN)
-    fused_norm.all_reduce_add_rms_norm(x, residual, weight, 1e-6, "tp:7")
+    ops.all_reduce_add_rms_norm(x, residual, weight, 1e-6, "tp:7")
     names = [name for name, _ in called]
     assert names == (["ours"] if takes else ["nccl", "norm of 2.0"])
     assert called[-1][1] == (residual, weight, 1e-6)

@@ -16,9 +16,11 @@ from vllm import forward_context
 from vllm.model_executor.layers.attention import attention as vllm_attention
 
 from engine.layers import attention
-from engine.steps import fused_rotation, fusion, recording
-from engine.steps.fused_rotation import fuse, rotate_and_attend
-from engine.steps.fusion import Fused
+from engine.ops import rotate_and_attend, update_and_attend
+from engine.steps import fused_rotation, pattern
+from engine.steps.pattern import Fused
+
+fuse = fused_rotation.PATTERN.apply
 
 TOKENS, HEADS, KV_HEADS, HEAD_DIM, LAYER = 4, 6, 2, 64, "layers.0"
 WIDTHS = [count * HEAD_DIM for count in (HEADS, KV_HEADS, KV_HEADS)]
@@ -55,7 +57,7 @@ class Layer:
         self.heads = [self.by_head(*each) for each in zip((*flat, parts[2]), (HEADS, KV_HEADS, KV_HEADS), strict=True)]
         empty = graph.call_function(torch.empty, ((TOKENS, WIDTHS[0]),))
         self.output = graph.call_method("view", (empty, -1, HEADS, HEAD_DIM))
-        graph.call_function(recording.update_and_attend, (*self.heads, self.output, LAYER))
+        graph.call_function(update_and_attend, (*self.heads, self.output, LAYER))
         graph.output((graph.call_method("view", (self.output, -1, WIDTHS[0])),))
 
     def input(self, name: str, like: torch.Tensor) -> fx.Node:
@@ -91,11 +93,11 @@ def layers(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def called(graph: fx.Graph) -> list[str]:
-    return [fusion.op_of(node) or fusion.name_of(node) for node in graph.nodes if node.op.startswith("call")]
+    return [pattern.op_of(node) or pattern.name_of(node) for node in graph.nodes if node.op.startswith("call")]
 
 
 def behind_views(node: fx.Node) -> fx.Node:
-    while fusion.name_of(node) in fusion.VIEWS:
+    while pattern.name_of(node) in pattern.VIEWS:
         node = node.args[0]  # type: ignore[assignment]
     return node
 
@@ -129,7 +131,7 @@ def changed_after(layer: Layer) -> None:
     layer.after(layer.heads[0], layer.heads[0], 1)
 
 
-def product_is_kept(layer: Layer) -> None:
+def result_is_kept(layer: Layer) -> None:
     layer.after(layer.split, layer.split.args[0], 1)
 
 
@@ -152,7 +154,7 @@ def in_float32(layer: Layer) -> None:
         (other_reader, True, "something else reads the rotated"),
         (other_reader, False, "something else reads the rotated"),
         (changed_after, True, "something else reads the rotated"),
-        (product_is_kept, False, "something else reads the product"),
+        (result_is_kept, False, "something else reads the GEMM's result"),
         (one_norm, True, "in different ways"),
         (wide_norm, True, "not over single heads"),
         (in_float32, True, "not all float16"),

@@ -9,7 +9,7 @@ import torch
 import voltserve_kernels  # noqa: F401 - registers torch.ops.voltserve
 from torch import fx
 
-from engine.steps import fused_silu, fusion
+from engine.steps import fused_silu, pattern
 
 OPS: Any = torch.ops
 
@@ -37,12 +37,12 @@ def gate(x: Any, made: Any = torch.empty) -> fx.Graph:
 
 
 def called(graph: fx.Graph) -> list[str]:
-    return [fusion.op_of(node) or fusion.name_of(node) for node in graph.nodes if node.op.startswith("call")]
+    return [pattern.op_of(node) or pattern.name_of(node) for node in graph.nodes if node.op.startswith("call")]
 
 
 def test_the_gate_becomes_one_operation() -> None:
     graph = gate(torch.empty(2, 64, dtype=torch.float16))
-    assert fused_silu.fuse(graph) == fusion.Fused(1)
+    assert fused_silu.PATTERN.apply(graph) == pattern.Fused(1)
     graph.lint()  # type: ignore[no-untyped-call]
     assert called(graph) == ["voltserve.silu_and_mul", "view", "voltserve.nvfp4_linear"]
 
@@ -59,7 +59,7 @@ def test_the_gate_becomes_one_operation() -> None:
 def test_other_gates_are_left_and_told(x: torch.Tensor | None, made: Any, reason: str) -> None:
     graph = gate(x, made)
     before = called(graph)
-    assert fused_silu.fuse(graph) == fusion.Fused(0, (reason,))
+    assert fused_silu.PATTERN.apply(graph) == pattern.Fused(0, (reason,))
     assert called(graph) == before
 
 

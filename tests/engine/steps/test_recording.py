@@ -18,8 +18,7 @@ from vllm.distributed.parallel_state import all_reduce
 from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.layers.attention import attention as vllm_attention
 
-from engine import progress
-from engine.layers import linear
+from engine import ops, progress
 from engine.steps import fusion, recording
 from tests.engine.models import LAYERS, QWEN3, QWEN3_MOE, Architecture, write_model
 
@@ -53,7 +52,7 @@ def test_operations_are_fused_only_where_kernels_for_gpus_are_installed(
 ) -> None:
     asked: list[fx.Graph] = []
     settled: list[Any] = []
-    monkeypatch.setattr(linear, "kernel_devices", lambda: devices)
+    monkeypatch.setattr(ops, "kernel_devices", lambda: devices)
     monkeypatch.setattr(fusion, "fuse", lambda graph: asked.append(graph) or fusion.WITHOUT_KERNELS)
     monkeypatch.setattr(progress, "settle", settled.append)
     graph = fx.Graph()
@@ -86,7 +85,7 @@ def test_operators_of_python_become_the_functions_in_them(operator: Any) -> None
     graph = traced(operator)
     recording.direct(graph)
     fx.GraphModule({}, graph).graph.lint()  # type: ignore[no-untyped-call]
-    assert targets(graph) == [all_reduce, recording.update_and_attend]
+    assert targets(graph) == [all_reduce, ops.update_and_attend]
 
 
 def test_attention_that_writes_its_cache_itself_stays_one_call() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.volta import HEAD_SIZES
+from engine.limits import HEAD_SIZES
 from kernels.tools.native import LIBRARY
 from kernels.tools.native_attention import AttentionLibrary
 from perfmodel.attention_model import Kernel, Model, prompt, triton_prefill

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.volta import HEAD_SIZES
+from engine.limits import HEAD_SIZES
 from kernels.tools.native import LIBRARY
 from kernels.tools.native_attention import DECODE_TOKENS, AttentionLibrary, Plan
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine import environment
 from engine import progress as sender
 from server.decisions import Decision
 from server.supervisor.progress import Event, ProgressTracker, parse_datagram, receive_progress
@@ -78,7 +79,7 @@ async def test_what_the_engine_sends_arrives_and_rubbish_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "p.sock"
-    monkeypatch.setenv(sender.SOCKET_VARIABLE, str(path))
+    monkeypatch.setenv(environment.PROGRESS_SOCKET, str(path))
     tracker, problems = ProgressTracker(), asyncio.Queue[str]()
     transport = await receive_progress(path, tracker.take, problems.put_nowait)
     try:
