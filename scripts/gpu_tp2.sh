@@ -34,16 +34,16 @@ texts() {
 folder, way, part = sys.argv[1:]
 jobs = json.load(open(f"build/gpu_tp2/jobs.{way}.json"))[int(part)::3]
 json.dump([job | {"output": folder + "/" + job["output"]} for job in jobs], open(f"{folder}/jobs.{way}.{part}.json", "w"))' "$OUT/answers" "$way" $part
-      VLLM_ENABLE_V1_MULTIPROCESSING=0 step "${TEXTS_LIMIT:-240}" "texts-$way-$part" python3 -m tests.engine.greedy "$OUT/answers/jobs.$way.$part.json" &
+      VLLM_ENABLE_V1_MULTIPROCESSING=0 step "${TEXTS_LIMIT:-240}" "texts-$way-$part" python3 -m scripts.gpu_tp2.greedy "$OUT/answers/jobs.$way.$part.json" &
     done
   done
   wait
-  python3 scripts/gpu_tp2/judge.py "$OUT/answers" "$OUT/texts.json" $ways --device "$DEVICE"
+  python3 -m scripts.gpu_tp2.judge "$OUT/answers" "$OUT/texts.json" $ways --device "$DEVICE"
 }
 
 # Ours beside NCCL's, both ways.
 reduce() {
-  step 150 reduce python3 scripts/gpu_tp2/reduce.py "$OUT/reduce.json" --sweep "$WORK/site/libvoltserve_cuda.so"
+  step 150 reduce python3 -m scripts.gpu_tp2.reduce "$OUT/reduce.json" --sweep "$WORK/site/libvoltserve_cuda.so"
   tail -n 2 "$OUT/reduce.log" | cut -c1-2000
 }
 
@@ -58,7 +58,7 @@ speed() { speed_shared && speed_peer && speed_eager; }
 speed_of() {
   local name=$1 make=(--make qwen3-32b); shift
   [[ -f $BIG/config.json ]] && make=()
-  step "${SPEED_LIMIT:-200}" "$name" python3 scripts/gpu_e2e/measure.py "$BIG" "$OUT/$name.json" "${make[@]}" --ranks 2 --tokens "${TOKENS:-32}" "$@"
+  step "${SPEED_LIMIT:-200}" "$name" python3 -m scripts.gpu_e2e.measure "$BIG" "$OUT/$name.json" "${make[@]}" --ranks 2 --tokens "${TOKENS:-32}" "$@"
   grep "'way'" "$OUT/$name.log"
 }
 

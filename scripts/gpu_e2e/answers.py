@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from served import Engine, serve
+from scripts.gpu_e2e.served import Engine, serve
 
 TOKENS = 64
 WINDOW = 1024  # tokens of a text

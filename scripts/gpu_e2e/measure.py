@@ -27,16 +27,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import profiles
 import torch
-from served import listen_for_decisions
-from synthetic import SHAPES
 from torch.nn import functional
 from vllm.distributed.parallel_state import get_tp_group
 
 from engine.layers.linear import QuasarNvfp4LinearMethod
 from engine.steps import recording
 from engine.steps.graph_check import GraphSwitch
+from scripts.gpu_e2e import profiles
+from scripts.gpu_e2e.served import listen_for_decisions
+from scripts.gpu_e2e.synthetic import SHAPES
 
 
 class Bench(profiles.Profilers, GraphSwitch):
@@ -176,7 +176,7 @@ def engine_arguments(arguments: argparse.Namespace) -> Any:
         kv_cache_memory_bytes=arguments.cache_bytes,
         enable_prefix_caching=False,
         language_model_only=True,
-        worker_extension_cls="measure.Bench",
+        worker_extension_cls="scripts.gpu_e2e.measure.Bench",
         enforce_eager=arguments.eager,
         compilation_config={} if arguments.eager else {"cudagraph_capture_sizes": graph_sizes(arguments.streams)},
         disable_custom_all_reduce=arguments.nccl,
@@ -352,8 +352,8 @@ def agreement(ours: torch.Tensor, reference: torch.Tensor) -> dict[str, float]:
 
 def make(shape: str, model: Path) -> "subprocess.Popen[bytes]":
     """Starts writing the checkpoint, on the GPU."""
-    program = Path(__file__).with_name("synthetic.py")
-    return subprocess.Popen([sys.executable, str(program), shape, str(model), "--device", "cuda"])
+    command = [sys.executable, "-m", "scripts.gpu_e2e.synthetic", shape, str(model), "--device", "cuda"]
+    return subprocess.Popen(command)
 
 
 def read_ceiling(library: Path) -> float:

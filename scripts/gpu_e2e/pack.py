@@ -24,8 +24,9 @@ import zipfile
 from pathlib import Path
 
 import torch
-from answers import make_questions
 from safetensors.torch import load_file, save_file
+
+from scripts.gpu_e2e.answers import make_questions
 
 ROOT = Path(__file__).resolve().parents[2]
 OUT = ROOT / "build" / "gpu_e2e"

@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from answers import TOKENS
-from compare import GAP, first_difference
+
+from scripts.gpu_e2e.answers import TOKENS
+from scripts.gpu_e2e.compare import GAP, first_difference
 
 LIKELIEST = 5
 WAIT_S = 120.0  # for the other engine

@@ -11,9 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from synthetic import Writer
 
-from tests.quasar_config import ORIGINAL, Sizes, config
+from lookalikes.quasar_config import ORIGINAL, Sizes, config
+from scripts.gpu_e2e.synthetic import Writer
 
 
 class HybridWriter(Writer):

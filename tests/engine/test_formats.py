@@ -11,25 +11,18 @@ import torch
 
 from engine import launcher
 from engine.layers.quantization import NAME, QuasarNvfp4Config
+from lookalikes.auto_round import CONFIG as AUTO_ROUND
+from lookalikes.linears import in_modelopt, member
 from quant.errors import QuantError
-from quant.formats import compressed_tensors, modelopt
+from quant.formats import modelopt
 from quant.formats.scheme import Scheme
 from tests.quant.checkpoints import MODELOPT, modelopt_linear, read_shard, write_model, write_safetensors
-from tests.quant.formats.test_auto_round import CONFIG as AUTO_ROUND
 from tests.quant.formats.test_modelopt import FLAT, nested
 
 from .conftest import AsRank
-from .made_layers import Member, finished_weight, load, make, member
+from .made_layers import finished_weight, load, make
 
 SECOND = "model-00002-of-00002.safetensors"
-
-
-def in_modelopt(part: Member, multiplier: float) -> Member:
-    """The codes and scales of `part` under ModelOpt's names, times another factor."""
-    names = {compressed_tensors.PACKED: "weight", compressed_tensors.SCALE: "weight_scale"}
-    tensors = {names[name]: tensor for name, tensor in part.tensors.items() if name in names}
-    tensors |= {"weight_scale_2": torch.tensor(multiplier), "input_scale": torch.tensor(3.0)}
-    return Member(tensors, part.weight * torch.tensor(multiplier).double())
 
 
 def quant(*, pre_quant_scale: bool = False) -> QuasarNvfp4Config:
