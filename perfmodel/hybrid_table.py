@@ -92,7 +92,7 @@ def step(
     read = model.gpu.read_bytes_s
 
     def products(shapes: tuple[tuple[int, int], ...]) -> float:
-        return sum(model.row(sequences, n, k)["us"] for n, k in shapes) * 1e-6
+        return float(sum(model.row(sequences, n, k)["us"] for n, k in shapes)) * 1e-6
 
     rule = fit[0] + sequences * STATE_BYTES / (fit[1] * costs.copy_bytes_s)
     small = LINEAR_LAYERS * costs.linear_small_kernels + FULL_LAYERS * costs.full_small_kernels

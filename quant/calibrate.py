@@ -205,9 +205,7 @@ class _Sums:
         def on_forward(_module: torch.nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
             rows = inputs[0].detach().flatten(0, -2)
             if self._gradients:
-                output.register_hook(  # type: ignore[no-untyped-call]
-                    lambda gradient: self._add(name, rows, gradient.flatten(0, -2))
-                )
+                output.register_hook(lambda gradient: self._add(name, rows, gradient.flatten(0, -2)))
             else:
                 self._add(name, rows, None)
 
@@ -232,7 +230,7 @@ def _backward(model: torch.nn.Module, window: torch.Tensor, seed: int) -> None:
     logits = model(window[None]).logits[0].float()
     with torch.no_grad():
         drawn = torch.multinomial(logits.softmax(-1), 1, generator=torch.Generator().manual_seed(seed))[:, 0]
-    torch.nn.functional.cross_entropy(logits, drawn, reduction="sum").backward()  # type: ignore[no-untyped-call]
+    torch.nn.functional.cross_entropy(logits, drawn, reduction="sum").backward()
 
 
 def _find(model: torch.nn.Module, modules: Sequence[str], src: Path) -> dict[str, torch.nn.Linear]:

@@ -7,11 +7,12 @@
 #   fused_speed | small_answers | long_context | clean
 # Large models stay in the machine's memory, where another step may want them; `clean` removes them.
 set -uo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/.." || exit
 ARCHIVE=${OUT:-$PWD/build/gpu_e2e/out}/results.tar.xz
 WORK=${WORK:-/tmp/gpu_e2e}
 OUT=$WORK/out
 PACK=build/gpu_e2e
+# shellcheck source=scripts/gpu_e2e/environment.sh
 source scripts/gpu_e2e/environment.sh
 # Parts of the model may come with different calls.
 cp -u $PACK/model.0? "$WORK/" 2>/dev/null
@@ -71,7 +72,8 @@ answers() {
 experts() {
   local model=$1 twin=$1-twin way
   for way in "$model" "$twin"; do
-    step 60 "$way-model" python3 -m scripts.gpu_e2e.synthetic "$model" "$WORK/$way" $([[ $way == "$twin" ]] && echo --twin) &&
+    local twin_flag=(); [[ $way == "$twin" ]] && twin_flag=(--twin)
+    step 60 "$way-model" python3 -m scripts.gpu_e2e.synthetic "$model" "$WORK/$way" "${twin_flag[@]}" &&
       cp $PACK/tokenizer/* "$WORK/$way/" || return 1
   done
   rm -f "$WORK/$model".{first,pt} "$WORK/$twin".{first,pt}

@@ -24,10 +24,11 @@ import triton.language as tl
 from engine import triton_driver
 
 LAUNCHES = 2000
+jit: Any = triton.jit
 
 
-@triton.jit
-def _store_scalars(ints, floats, nothing, i, long, big, one, half: "fp16", brain: "bf16", single, double: "fp64", yes):  # noqa: F821
+@jit
+def _store_scalars(ints, floats, nothing, i, long, big, one, half: "fp16", brain: "bf16", single, double: "fp64", yes):  # type: ignore[no-untyped-def, name-defined]  # noqa: F821
     tl.store(ints + 0, i.to(tl.int64))
     tl.store(ints + 1, long.to(tl.int64))
     tl.store(ints + 2, big.to(tl.int64))
@@ -40,20 +41,20 @@ def _store_scalars(ints, floats, nothing, i, long, big, one, half: "fp16", brain
     tl.store(floats + 3, double)
 
 
-@triton.jit
-def _add(x, y, out, n, BLOCK: tl.constexpr):
+@jit
+def _add(x, y, out, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(out + at, tl.load(x + at, at < n) + tl.load(y + at, at < n), at < n)
 
 
-@triton.jit
-def _add_pair(pair, out, n, BLOCK: tl.constexpr):
+@jit
+def _add_pair(pair, out, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     at = tl.arange(0, BLOCK)
     tl.store(out + at, tl.load(pair[0] + at, at < n) * pair[1], at < n)
 
 
-@triton.jit
-def _product(a, b, out, K: tl.constexpr, N: tl.constexpr):
+@jit
+def _product(a, b, out, K: tl.constexpr, N: tl.constexpr):  # type: ignore[no-untyped-def]
     row, column, k = tl.arange(0, 128)[:, None], tl.arange(0, N)[None, :], tl.arange(0, K)
     result = tl.dot(tl.load(a + row * K + k[None, :]), tl.load(b + k[:, None] * N + column))
     tl.store(out + row * N + column, result)
@@ -187,7 +188,7 @@ def main() -> None:
         return
     report = {
         "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
-        "command": "PYTHONPATH=. python scripts/gpu_triton_driver.py FILE",
+        "command": "python -m scripts.gpu_triton_driver FILE",
         "provenance": "measured",
         "machine": f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__}",
         **{driver: _in_a_process(driver) for driver in ("ours", "Triton's")},
@@ -196,7 +197,7 @@ def main() -> None:
     print(text)
     if arguments.output:
         arguments.output.write_text(text + "\n", encoding="utf-8")
-    ours = report["ours"]
+    ours: dict[str, Any] = report["ours"]
     sys.exit("failed" in ours or set(ours["cases"].values()) != {"right"} or bool(ours["compiled_from_c"]))
 
 

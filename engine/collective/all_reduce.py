@@ -158,7 +158,7 @@ class AllReduce:
         """Each rank's GPU holds a slot for every rank, which that rank writes."""
         own = torch.zeros(self.ranks * self._slot, dtype=torch.uint8, device=self._device)
         torch.cuda.synchronize(self._device)  # zeros before anybody writes
-        shared = self._gather(reduce_tensor(own))  # type: ignore[no-untyped-call]
+        shared = self._gather(reduce_tensor(own))
         problem = ""
         self._memories = [own]
         try:

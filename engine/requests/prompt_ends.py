@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tokenizers.decoders import DecodeStream  # type: ignore[import-untyped]
+from tokenizers.decoders import DecodeStream
 
 UNFINISHED = "\ufffd"  # what a tokenizer makes of bytes that are no whole character
 LONGEST = 3  # bytes of a character that can be there without the last, and tokens, of a byte each at least

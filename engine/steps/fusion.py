@@ -60,7 +60,7 @@ PATTERNS: tuple[Pattern, ...] = (
 def fuse(graph: "fx.Graph", patterns: Sequence[Pattern] | None = None) -> Choice:
     """Applies every pattern to `graph`, and says what it did."""
     done = [(pattern.what, pattern.apply(graph)) for pattern in (PATTERNS if patterns is None else patterns)]
-    graph.lint()  # type: ignore[no-untyped-call]
+    graph.lint()
     fused = [f"{what} ×{result.count}" for what, result in done if result.count]
     left = [f"{what}: {'; '.join(result.left)}" for what, result in done if result.left]
     return Choice(WHAT, ", ".join(fused) or "none", "; ".join(left) or "one kernel does what several did")

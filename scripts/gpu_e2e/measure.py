@@ -1,6 +1,7 @@
 """Measures decoding of a large model in one engine: eager and CUDA graphs, our products and the reference way.
 
-    measure.py MODEL OUTPUT [--make SHAPE] [--eager] [--streams 1 8 16 32] [--tokens 64] [--library FILE.so] …
+    python -m scripts.gpu_e2e.measure MODEL OUTPUT [--make SHAPE] [--eager] [--streams 1 8 16 32] [--tokens 64]
+        [--library FILE.so] …
 
 --make writes MODEL first, of a shape of synthetic.py, while vLLM is imported. --library: libvoltserve_cuda.so, whose
 kernel that only reads is the yardstick. --eager: as `serve --enforce-eager`, whose steps are recorded and fused
@@ -199,7 +200,8 @@ def keep_recorded(path: Path) -> None:
         path.write_text(module.code)
         return step
 
-    recording.replay = replay
+    patched: Any = recording
+    patched.replay = replay
 
 
 async def run(arguments: argparse.Namespace) -> None:
@@ -210,7 +212,7 @@ async def run(arguments: argparse.Namespace) -> None:
 
     load_general_plugins()
     if maker is not None and maker.wait() != 0:
-        raise SystemExit(f"synthetic.py exited with {maker.returncode}")
+        raise SystemExit(f"scripts.gpu_e2e.synthetic exited with {maker.returncode}")
     result: dict[str, Any] = {
         "what": "decoding on the GPU named, through vLLM and the overlay",
         "provenance": "measured",

@@ -1,6 +1,6 @@
 """Makes build/gpu_e2e/: what a bare GPU machine with Python 3.12 and its own torch needs to run the overlay end to end.
 
-.venv/bin/python scripts/gpu_e2e/pack.py [--requirements FILE] [--model models/smollm2-nvfp4]
+.venv/bin/python -m scripts.gpu_e2e.pack [--requirements FILE] [--model models/smollm2-nvfp4]
 
 site.tar.xz      vLLM's Python files with stand_ins/ in place of its compiled operators, wheels of --requirements,
                  and the overlay's entry points

@@ -1,6 +1,6 @@
 """An engine whose PATH has no C compiler beside one that has: equal answers, and which Triton kernels ran.
 
-    without_compiler.py MODEL QUESTIONS OUTPUT.json
+    python -m scripts.gpu_e2e.without_compiler MODEL QUESTIONS OUTPUT.json
 
 Both engines of a pair run at once on one GPU, eagerly and then in CUDA graphs, each with an empty Triton cache. Each is
 asked the greedy continuations of answers.py's prompts, one after another, and 16 samples of one prompt, whose top-k and

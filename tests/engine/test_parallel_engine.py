@@ -15,9 +15,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from lookalikes import quasar
-
-from .greedy import PROMPTS, TOKENS, run_jobs
-from .models import MIXTRAL, QWEN3, QWEN3_MOE, Architecture, formats, write_model
+from lookalikes.random_models import MIXTRAL, QWEN3, QWEN3_MOE, Architecture, formats, write_model
+from scripts.gpu_tp2.greedy import PROMPTS, TOKENS, run_jobs
 
 pytestmark = pytest.mark.e2e
 

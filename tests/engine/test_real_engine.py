@@ -29,9 +29,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from engine import progress
 from lookalikes.linears import member
+from lookalikes.random_models import write_tokenizer
 from quant.formats import quantize_config
-
-from .models import write_tokenizer
 
 pytestmark = pytest.mark.e2e
 
