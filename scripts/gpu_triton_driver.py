@@ -24,10 +24,9 @@ import triton.language as tl
 from engine import triton_driver
 
 LAUNCHES = 2000
-jit: Any = triton.jit
 
 
-@jit
+@triton.jit  # type: ignore[untyped-decorator]
 def _store_scalars(ints, floats, nothing, i, long, big, one, half: "fp16", brain: "bf16", single, double: "fp64", yes):  # type: ignore[no-untyped-def, name-defined]  # noqa: F821
     tl.store(ints + 0, i.to(tl.int64))
     tl.store(ints + 1, long.to(tl.int64))
@@ -41,19 +40,19 @@ def _store_scalars(ints, floats, nothing, i, long, big, one, half: "fp16", brain
     tl.store(floats + 3, double)
 
 
-@jit
+@triton.jit  # type: ignore[untyped-decorator]
 def _add(x, y, out, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(out + at, tl.load(x + at, at < n) + tl.load(y + at, at < n), at < n)
 
 
-@jit
+@triton.jit  # type: ignore[untyped-decorator]
 def _add_pair(pair, out, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     at = tl.arange(0, BLOCK)
     tl.store(out + at, tl.load(pair[0] + at, at < n) * pair[1], at < n)
 
 
-@jit
+@triton.jit  # type: ignore[untyped-decorator]
 def _product(a, b, out, K: tl.constexpr, N: tl.constexpr):  # type: ignore[no-untyped-def]
     row, column, k = tl.arange(0, 128)[:, None], tl.arange(0, N)[None, :], tl.arange(0, K)
     result = tl.dot(tl.load(a + row * K + k[None, :]), tl.load(b + k[:, None] * N + column))
@@ -186,7 +185,7 @@ def main() -> None:
     if arguments.driver:
         print(json.dumps(trial(arguments.driver)))
         return
-    report = {
+    report: dict[str, Any] = {
         "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
         "command": "python -m scripts.gpu_triton_driver FILE",
         "provenance": "measured",
@@ -197,7 +196,7 @@ def main() -> None:
     print(text)
     if arguments.output:
         arguments.output.write_text(text + "\n", encoding="utf-8")
-    ours: dict[str, Any] = report["ours"]
+    ours = report["ours"]
     sys.exit("failed" in ours or set(ours["cases"].values()) != {"right"} or bool(ours["compiled_from_c"]))
 
 

@@ -6,10 +6,10 @@
 A router takes the k experts of largest logits. Where the last that it takes and the first that it does not are closer
 than rounding moves them, two engines take different experts, and from there on compute different things.
 
-`ask` runs for both engines at once. It continues answers.py's prompts greedily, one after another, and keeps every router's logits. Then it reads the
-other engine's texts twice: with experts of its own choice, and with those that the other engine took. The latter leaves
-nothing but rounding between the two. Modules are watched, so the step must be eager and not recorded
-(TORCH_COMPILE_DISABLE=1).
+`ask` runs for both engines at once. It continues answers.py's prompts greedily, one after another, and keeps every
+router's logits. Then it reads the other engine's texts twice: with experts of its own choice, and with those that the
+other engine took. The latter leaves nothing but rounding between the two. Modules are watched, so the step must be
+eager and not recorded (TORCH_COMPILE_DISABLE=1).
 """
 
 import argparse

@@ -103,9 +103,9 @@ def test_texts_part_by_experts_only_after_a_near_tie_and_not_with_equal_experts(
     )
     (parting,) = judged["partings"]
     assert (parting["token"], parting["by_experts"], judged["passed"]) == (2, by_experts, by_experts)
-    texts = [answers(one[0]["steps"]) for one in (reference, other)]
-    assert not compare(*texts)["passed"]
-    assert compare(*texts, judged)["passed"] is by_experts
+    ours, theirs = (answers(one[0]["steps"]) for one in (reference, other))
+    assert not compare(ours, theirs)["passed"]
+    assert compare(ours, theirs, judged)["passed"] is by_experts
 
 
 def test_routers_take_the_experts_that_they_are_made_to_take() -> None:
