@@ -12,17 +12,17 @@ VOLTSERVE := $(VENV)/bin/voltserve
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make setup   install everything into .venv (hash-locked; a second run takes seconds): the GPU engine where there is"
-	@echo "             a Tesla V100, else the CPU engine; ENGINE=gpu and ENGINE=cpu say which"
+	@echo "make setup   install everything into .venv, hash-locked; a second run takes seconds"
+	@echo "             the GPU engine where there is a Tesla V100, else the CPU engine; ENGINE=gpu or ENGINE=cpu overrules"
 	@echo "make setup-ray  the same, with Ray for several machines (docs/cluster.md)"
 	@echo "make serve   serve MODEL=$(MODEL) on HOST=$(HOST) PORT=$(PORT); makes the default model first"
 	@echo "make bench   serve MODEL=$(MODEL), measure it under load, write a page into build/bench"
 	@echo "make test    lint and test, with the real engine on the CPU; needs no GPU"
 	@echo "make test-long  pairs of extreme requests, and requests made from the API's document, at the real engine; 50 minutes"
 	@echo "make test-docker  build the cpu image and test it under docker compose; installs and starts Docker if absent"
-	@echo "make test-cluster  several machines, as network namespaces of this one, with Ray between them; needs root"
-	@echo "make kernels-cuda  the kernels with the V100's machine code as a wheel in build/wheels; needs no GPU"
-	@echo "make lint    ruff, mypy and the import contract"
+	@echo "make test-cluster  test several machines with Ray, as network namespaces of this one; needs root"
+	@echo "make kernels-cuda  build the kernels for the V100 as a wheel in build/wheels; needs no GPU"
+	@echo "make lint    ruff, mypy, import contracts, clang-format, shellcheck, links of documents"
 	@echo "make lock    resolve requirements/*.in again into the lock files"
 
 setup:
@@ -57,6 +57,9 @@ lint: setup
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
+	find kernels -regex '.*\.\(h\|cuh\|cu\|cpp\|inl\)' -not -path '*/build/*' -exec $(VENV)/bin/clang-format --dry-run -Werror {} +
+	$(VENV)/bin/shellcheck -x scripts/*.sh scripts/*/*.sh .ci/run
+	$(VENV)/bin/python -m scripts.links
 
 test: setup lint models/smollm2-nvfp4
 	$(VENV)/bin/pytest

@@ -30,7 +30,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -104,11 +104,11 @@ class Kernel:
 
     def turn(self, gpu: Gpu) -> tuple[float, float, str]:
         """Seconds of a multiprocessor for one turn of a block: issuing, the busiest pipe, and which that is."""
-        busy: Counter[str] = Counter()
+        busy: dict[str, float] = defaultdict(float)
         for instruction in self.loop:
             pipe, taken = cycles(instruction, gpu)
             busy[pipe] += taken
-        del busy["other"]
+        busy.pop("other", None)
         pipe = max(busy, key=lambda name: busy[name])
         scale = self.warps / 4 / gpu.clock_hz
         return scale * len(self.loop) / FITTED.issue_efficiency, scale * busy[pipe], pipe
@@ -116,7 +116,7 @@ class Kernel:
 
 def blend(*bounds: float) -> float:
     """The larger bound, its corner rounded where two are close."""
-    return sum(bound**4 for bound in bounds) ** 0.25
+    return math.pow(sum(bound**4 for bound in bounds), 0.25)
 
 
 def causal_turns(kernel: Kernel, new: int, before: int, group: int) -> int:

@@ -25,16 +25,16 @@ from typing import Any
 
 from kernels.tools.native import LIBRARY
 from kernels.tools.native_attention import AttentionLibrary
+from lookalikes.public_models import public_model
 from perfmodel import attention_model
 from perfmodel.all_reduce_model import NCCL, OURS, Nccl, Ours
 from perfmodel.dense_table import Costs, attention_seconds, graph_host_ms
 from perfmodel.sass_model import GPUS, Gpu, Model
 from server.plan.cache import GPU_BLOCK
 from server.plan.memory import GIB, Device, Run, gib, make_plan
-from server.plan.model import text_only
+from server.plan.model import describe, text_only
 from server.plan.settings import VISIBLE_SHARE
 from server.plan.weights import Split
-from tests.server.plan.models import model as planned_model
 
 RANKS = 2
 LINEAR_LAYERS, FULL_LAYERS, HIDDEN, VOCABULARY = 48, 16, 5120, 248320
@@ -92,7 +92,7 @@ def step(
     read = model.gpu.read_bytes_s
 
     def products(shapes: tuple[tuple[int, int], ...]) -> float:
-        return sum(model.row(sequences, n, k)["us"] for n, k in shapes) * 1e-6
+        return float(sum(model.row(sequences, n, k)["us"] for n, k in shapes)) * 1e-6
 
     rule = fit[0] + sequences * STATE_BYTES / (fit[1] * costs.copy_bytes_s)
     small = LINEAR_LAYERS * costs.linear_small_kernels + FULL_LAYERS * costs.full_small_kernels
@@ -130,7 +130,8 @@ def memory(length: int, sequences: int) -> dict[str, Any]:
         length=length, sequences=sequences, batched=PROMPT, utilization=0.9, dtype_bytes=2, embedding_bytes=2,
         cache_dtype_bytes=2, form="packed", block_size=GPU_BLOCK,
     )  # fmt: skip
-    plan = make_plan(text_only(planned_model("27B")), Device("gpu", int(16 * GIB * VISIBLE_SHARE)), run, Split(RANKS))
+    model = text_only(describe(*public_model("27B"), "config.json"))
+    plan = make_plan(model, Device("gpu", int(16 * GIB * VISIBLE_SHARE)), run, Split(RANKS))
     return {
         "max_model_len": length,
         "max_num_seqs": sequences,
@@ -141,7 +142,7 @@ def memory(length: int, sequences: int) -> dict[str, Any]:
         "cache_tokens": plan.tokens,
         "sequences_of_max_model_len": plan.together,
         "longest_for_max_num_seqs": plan.longest,
-        "left_out": gib(text_only(planned_model("27B")).left_out_bytes),
+        "left_out": gib(model.left_out_bytes),
     }
 
 

@@ -25,7 +25,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -45,7 +45,7 @@ class Gpu:
     clock_hz: float
     read_bytes_s: float  # measured reads, not the data sheet's
     l2_bytes_s: float
-    cycles: dict[str, float]
+    cycles: Mapping[str, float]
     copy_bytes_s: float  # read and written bytes both counted
     cublas_flops: float  # of fp16 products, as others measured it
     registers: int = 65536

@@ -98,9 +98,8 @@ def cycles(loop: Sequence[Instruction], warps: int, gpu: Gpu, hmma_latency: int)
 def rows(model: Model, group: int = 16) -> list[dict[str, Any]]:
     """For each variant and latency: cycles a stage and warp, the share of issue slots, TFLOP/s of the whole GPU."""
     gpu, table = model.gpu, []
-    numbers = model.native.variants()
     for name in VARIANTS:
-        shape = model.native.shape(numbers[name])
+        shape = model.native.shape_of(name)
         warps = shape.blocks_per_processor * shape.threads // 128
         loop = model.kernel(name, group).loop
         flops = 2 * shape.tokens * shape.rows * 64 * shape.stage_tiles / (shape.threads // 32)

@@ -13,7 +13,7 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 import torch
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers  # type: ignore[import-untyped]
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from quant.constants import CONFIG, GENERATION_CONFIG, TOKENIZER_CONFIG
 from quant.errors import QuantError

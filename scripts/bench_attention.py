@@ -46,12 +46,12 @@ def measure(
         out = torch.empty_like(b.q)
         ours.append(native.attention(b.q, b.k_cache, b.v_cache, *known, new, new, out, scale))
         if triton is not None:
-            caches = [cache.nan_to_num_(0.0) for cache in (b.k_cache, b.v_cache)]
-            table = b.block_table.clamp(max=caches[0].shape[0] - 1)
+            keys, values = (cache.nan_to_num_(0.0) for cache in (b.k_cache, b.v_cache))
+            table = b.block_table.clamp(max=keys.shape[0] - 1)
             known = (table, b.query_start, b.seq_lens)
             other = torch.empty_like(b.q)
             theirs.append(
-                triton_peer.launcher(triton, b.q, *caches, *known, new, max(positions), other, scale)
+                triton_peer.launcher(triton, b.q, keys, values, *known, new, max(positions), other, scale)
             )  # fmt: skip
         batches.append((b, out))
     time_ = seconds(ours)

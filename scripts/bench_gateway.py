@@ -102,7 +102,7 @@ def gateway(path: str, port: int) -> None:
     gc.collect()
     gc.freeze()
     with socket.create_server(("127.0.0.1", port), backlog=2048) as listening:
-        uvloop.run(server.run.serve(sockets=[listening]))
+        uvloop.run(server.serve(sockets=[listening]))
 
 
 @dataclass(frozen=True)
@@ -249,7 +249,7 @@ async def cost(pid: int, through: Connect, body: dict[str, Any], requests: int) 
         user, system = (after - before for before, after in zip(began, _cpu_seconds(pid), strict=True))
         return 1e6 * user / (count * each), 1e6 * system / (count * each)
 
-    rows = []
+    rows: list[dict[str, Any]] = []
     for count in STREAMS:
         user, system = await spent(count, max(1, requests // count), tokens=1)
         rows.append({"streams": count, "user_us_a_request": round(user), "system_us_a_request": round(system)})

@@ -73,7 +73,7 @@ def measure(
     dense = [torch.empty(n, k, dtype=torch.float16, device="cuda") for _ in range(min(len(weights), 4))]
     for w, d in zip(weights, dense, strict=False):
         library.dequantize(w, d)
-    dequantize = seconds([lambda w=w: library.dequantize(w, scratch) for w in weights])
+    dequantize = seconds([partial(library.dequantize, w, scratch) for w in weights])
     rows = []
     for m in tokens:
         x = torch.randn(m, k, device="cuda").half()

@@ -43,6 +43,7 @@ for job in "${jobs[@]}"; do wait "$job"; done
 for object in "$out"/*/*.o "$out"/*.o; do  # of sources that are no more
   [[ " ${objects[*]} " == *" $object "* ]] || rm -f "$object" "$object".*
 done
+# shellcheck disable=SC2016  # the loader expands $ORIGIN
 g++ -shared "${objects[@]}" -o "$out/libvoltserve_cuda.so" "-L$CUDA_HOME/lib64" -lcudart '-Wl,-rpath,$ORIGIN'
 cp -u "$CUDA_HOME/lib64/libcudart.so.12" "$out/"
 echo "$out/libvoltserve_cuda.so"

@@ -34,7 +34,7 @@ def expert_names(module: str) -> list[list[str]]:
     if spec is None or spec.origin is None:
         raise SystemExit(f"{module}: expected a module, got none; teach scripts/engine_architectures.py about it")
     found = _NAMES.findall(Path(spec.origin).read_text(encoding="utf-8"))
-    return sorted({tuple(names) for names in found})  # type: ignore[arg-type]
+    return [list(names) for names in sorted({tuple(names) for names in found})]
 
 
 def render() -> str:

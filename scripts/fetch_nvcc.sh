@@ -8,7 +8,7 @@ set -euo pipefail
 
 CACHE=${XDG_CACHE_HOME:-$HOME/.cache}/voltserve
 TREE=$CACHE/cuda-12.4.131
-DEB=nvidia-cuda-toolkit
+DEB="nvidia-cuda-toolkit"
 DEB_VERSION=12.4.131~12.4.1-2
 DEB_SHA256=cd5fe85aee38d108b315f408a688641478f2402622a10c677478eb7a6c4e5319
 KEYRING=/usr/share/keyrings/debian-archive-keyring.gpg
@@ -38,6 +38,7 @@ began=$SECONDS
 
 # A private apt configuration: own sources, lists and cache, the machine's own mirror, only another suite.
 mirror=${DEBIAN_MIRROR:+$DEBIAN_MIRROR/debian}
+# shellcheck disable=SC2016  # apt-get expands $(REPO_URI)
 [[ -n $mirror ]] || mirror=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' 'Origin: Debian' 'Component: main' | grep -v security | head -n 1) || true  # none
 [[ -n $mirror ]] || fail "apt names no Debian mirror. On Debian run apt-get update once; elsewhere set DEBIAN_MIRROR=https://HOST to one, or CUDA_HOME to a CUDA 12.x toolkit"
 mkdir -p "$work"/apt/{lists,cache/archives}/partial

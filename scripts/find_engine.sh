@@ -6,6 +6,7 @@ set -euo pipefail
 DEV=${DEV:-/dev}
 
 if cards=$(nvidia-smi --query-gpu=name,compute_cap --format=csv,noheader 2>/dev/null) && [[ -n $cards ]]; then
+  # shellcheck disable=SC2001  # a pipe of sed commands
   names=$(sed 's/, /: compute capability /' <<<"$cards" | sort | uniq -c | sed 's/^ *\([0-9]*\) /\1 × /' | paste -sd';' | sed 's/;/, /g')
   if grep -q ', 7\.0$' <<<"$cards"; then echo "gpu nvidia-smi lists $names"; else echo "cpu no Tesla V100: nvidia-smi lists $names"; fi
 elif [[ -e $DEV/nvidia0 ]]; then

@@ -7,11 +7,12 @@
 #   fused_speed | small_answers | long_context | clean
 # Large models stay in the machine's memory, where another step may want them; `clean` removes them.
 set -uo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/.." || exit
 ARCHIVE=${OUT:-$PWD/build/gpu_e2e/out}/results.tar.xz
 WORK=${WORK:-/tmp/gpu_e2e}
 OUT=$WORK/out
 PACK=build/gpu_e2e
+# shellcheck source=scripts/gpu_e2e/environment.sh
 source scripts/gpu_e2e/environment.sh
 # Parts of the model may come with different calls.
 cp -u $PACK/model.0? "$WORK/" 2>/dev/null
@@ -22,17 +23,17 @@ DEVICE="$(nvidia-smi --query-gpu=name --format=csv,noheader | head -n 1), torch 
 # eager NAME MODEL FLAG…: the default preset's steps, recorded and not.
 eager() {
   local name=$1 model=$2; shift 2
-  step "${SPEED_LIMIT:-150}" "$name" python3 scripts/gpu_e2e/measure.py "$model" "$OUT/$name.json" --eager --ways kernels "$@"
+  step "${SPEED_LIMIT:-150}" "$name" python3 -m scripts.gpu_e2e.measure "$model" "$OUT/$name.json" --eager --ways kernels "$@"
   grep "'way'" "$OUT/$name.log"
 }
 
 # What an eager step of a small model is made of.
-small_model() { [[ -d $WORK/small ]] || step 30 small-model python3 scripts/gpu_e2e/synthetic.py smollm2 "$WORK/small"; }
+small_model() { [[ -d $WORK/small ]] || step 30 small-model python3 -m scripts.gpu_e2e.synthetic smollm2 "$WORK/small"; }
 small() { small_model && eager small "$WORK/small" --memory 0.1 --cache-bytes 2147483648 --streams 1 8; }
 
 model() {
   [[ -f $WORK/model/model.safetensors ]] && return 0
-  mkdir -p "$WORK/model" && step 60 unpack python3 scripts/gpu_e2e/unpack.py "$WORK" "$WORK/model"
+  mkdir -p "$WORK/model" && step 60 unpack python3 -m scripts.gpu_e2e.unpack "$WORK" "$WORK/model"
 }
 
 # ask NAME MODEL FLAG…: an engine answers the fixed questions, through HTTP. The cache's size is given, since engines that start side by
@@ -40,13 +41,13 @@ model() {
 BESIDE_OTHERS=(--dtype float16 --max-model-len 2048 --max-num-seqs 32 --gpu-memory-utilization 0.1 --kv-cache-memory-bytes 2147483648)
 ask() {
   local name=$1 model=$2; shift 2
-  step 150 "$name" python3 scripts/gpu_e2e/answers.py --questions $PACK/questions.json "$model" "$OUT/$name.json" "${BESIDE_OTHERS[@]}" "$@"
+  step 150 "$name" python3 -m scripts.gpu_e2e.answers --questions $PACK/questions.json "$model" "$OUT/$name.json" "${BESIDE_OTHERS[@]}" "$@"
 }
 
 # agree REFERENCE OTHER WHAT FLAG…: compares two engines' answers.
 agree() {
   local reference=$1 other=$2 what=$3; shift 3
-  python3 scripts/gpu_e2e/compare.py "$reference" "$OUT/$other.json" "$OUT/$other-compared.json" --what "$what" --device "$DEVICE" \
+  python3 -m scripts.gpu_e2e.compare "$reference" "$OUT/$other.json" "$OUT/$other-compared.json" --what "$what" --device "$DEVICE" \
     --command "scripts/gpu_e2e.sh $STEP" "$@" && echo "[$other] agrees" || echo "[$other] DIFFERS"
 }
 
@@ -58,7 +59,7 @@ answers() {
   TORCH_COMPILE_DISABLE=1 ask not-recorded "$WORK/model" --enforce-eager &
   ask graphs "$WORK/model" &
   ask triton "$WORK/model" --enforce-eager --attention-backend TRITON_ATTN &
-  ask faulty "$WORK/model" --worker-extension-cls faulty.FaultyGraphs &
+  ask faulty "$WORK/model" --worker-extension-cls scripts.gpu_e2e.faulty.FaultyGraphs &
   wait
   for way in eager not-recorded graphs; do
     agree $PACK/cpu.json $way "SmolLM2-135M in NVFP4: the CPU engine's answers in float32 and the GPU engine's, $way"
@@ -71,7 +72,8 @@ answers() {
 experts() {
   local model=$1 twin=$1-twin way
   for way in "$model" "$twin"; do
-    step 60 "$way-model" python3 scripts/gpu_e2e/synthetic.py "$model" "$WORK/$way" $([[ $way == "$twin" ]] && echo --twin) &&
+    local twin_flag=(); [[ $way == "$twin" ]] && twin_flag=(--twin)
+    step 60 "$way-model" python3 -m scripts.gpu_e2e.synthetic "$model" "$WORK/$way" "${twin_flag[@]}" &&
       cp $PACK/tokenizer/* "$WORK/$way/" || return 1
   done
   rm -f "$WORK/$model".{first,pt} "$WORK/$twin".{first,pt}
@@ -81,7 +83,7 @@ experts() {
   watch "$model" "$twin" &
   watch "$twin" "$model" &
   wait
-  python3 scripts/gpu_e2e/routing.py judge "$WORK/$twin.pt" "$WORK/$model.pt" "$OUT/$model-routing.json" --device "$DEVICE" \
+  python3 -m scripts.gpu_e2e.routing judge "$WORK/$twin.pt" "$WORK/$model.pt" "$OUT/$model-routing.json" --device "$DEVICE" \
     --command "scripts/gpu_e2e.sh $STEP" && echo "[$model-routing] agrees" || echo "[$model-routing] DIFFERS"
   for way in eager graphs; do
     agree "$OUT/$twin.json" "$model-$way" "a random mixture of 16 experts ($model): its dequantized twin on vLLM's kernels, and NVFP4 on ours, $way" \
@@ -90,7 +92,7 @@ experts() {
 }
 # watch MODEL OTHER
 watch() {
-  TORCH_COMPILE_DISABLE=1 step 150 "$1-watched" python3 scripts/gpu_e2e/routing.py ask $PACK/questions.json "$WORK/$1" "$WORK/$1.pt" \
+  TORCH_COMPILE_DISABLE=1 step 150 "$1-watched" python3 -m scripts.gpu_e2e.routing ask $PACK/questions.json "$WORK/$1" "$WORK/$1.pt" \
     --other "$WORK/$2.pt" "${BESIDE_OTHERS[@]}"
 }
 # Routers that hardly tell experts apart, and routers to which the last that they choose means little.
@@ -99,16 +101,16 @@ moe_sure() { experts moe-sure; }
 
 # Qwen3-32B's shapes: tokens a second, against dequantizing on every call and against reading the weights.
 BIG=$SHM/qwen3-32b
-big_model() { [[ -f $BIG/config.json ]] || step 120 big-model python3 scripts/gpu_e2e/synthetic.py qwen3-32b "$BIG" --device cuda; }
+big_model() { [[ -f $BIG/config.json ]] || step 120 big-model python3 -m scripts.gpu_e2e.synthetic qwen3-32b "$BIG" --device cuda; }
 speed() {
-  big_model && step "${SPEED_LIMIT:-280}" big-speed python3 scripts/gpu_e2e/measure.py "$BIG" "$OUT/big.json" \
+  big_model && step "${SPEED_LIMIT:-280}" big-speed python3 -m scripts.gpu_e2e.measure "$BIG" "$OUT/big.json" \
     --tokens 32 --library "$WORK/site/libvoltserve_cuda.so"
   grep "'way'" "$OUT/big-speed.log"
 }
 
 # The same in graphs of fused steps, and in graphs of the model's modules.
 fused_speed() {
-  big_model && step "${SPEED_LIMIT:-170}" fused-speed python3 scripts/gpu_e2e/measure.py "$BIG" "$OUT/fused.json" \
+  big_model && step "${SPEED_LIMIT:-170}" fused-speed python3 -m scripts.gpu_e2e.measure "$BIG" "$OUT/fused.json" \
     --only-graphs --ways kernels unfused --library "$WORK/site/libvoltserve_cuda.so"
   grep "'way'\|agreement" "$OUT/fused-speed.log"
 }
@@ -119,7 +121,7 @@ small_answers() {
   TORCH_COMPILE_DISABLE=1 ask small-modules "$WORK/small" --enforce-eager &
   ask small-eager "$WORK/small" --enforce-eager &
   ask small-graphs "$WORK/small" &
-  ask small-faulty "$WORK/small" --enforce-eager --worker-extension-cls faulty.FaultyGraphs &
+  ask small-faulty "$WORK/small" --enforce-eager --worker-extension-cls scripts.gpu_e2e.faulty.FaultyGraphs &
   wait
   for way in eager graphs; do
     agree "$OUT/small-modules.json" small-$way "a random model of SmolLM2's shapes: answers of its modules, and of fused steps, $way"
@@ -133,10 +135,10 @@ eager_speed() { big_model && eager big-eager "$BIG" --tokens 32; }
 HYBRID=$SHM/qwen3.8-27b
 hybrid_model() {
   [[ -f $HYBRID/config.json ]] ||
-    step 120 hybrid-model python3 scripts/gpu_e2e/synthetic_hybrid.py "$HYBRID" --layers "${LAYERS:-64}" --device cuda
+    step 120 hybrid-model python3 -m scripts.gpu_e2e.synthetic_hybrid "$HYBRID" --layers "${LAYERS:-64}" --device cuda
 }
 hybrid() {
-  hybrid_model && step "${SPEED_LIMIT:-280}" hybrid-speed python3 scripts/gpu_e2e/measure.py "$HYBRID" "$OUT/hybrid.json" \
+  hybrid_model && step "${SPEED_LIMIT:-280}" hybrid-speed python3 -m scripts.gpu_e2e.measure "$HYBRID" "$OUT/hybrid.json" \
     --library "$WORK/site/libvoltserve_cuda.so"
   grep "'way'\|largest" "$OUT/hybrid-speed.log"
 }
@@ -150,10 +152,10 @@ clean() { rm -rf "$SHM"; }
 # instruction is emulated, would take all the time. Both engines at once, on the first and the last GPU.
 long_context() {
   local model=$SHM/qwen3-32b-8-layers way gpu last=$(($(nvidia-smi --list-gpus | wc -l) - 1))
-  mkdir -p "$model" && step 60 long-context-model python3 scripts/gpu_e2e/synthetic.py qwen3-32b-8-layers "$model" --device cuda || return 1
+  mkdir -p "$model" && step 60 long-context-model python3 -m scripts.gpu_e2e.synthetic qwen3-32b-8-layers "$model" --device cuda || return 1
   for way in custom triton_attn; do
     [[ $way == custom ]] && gpu=0 || gpu=$last
-    CUDA_VISIBLE_DEVICES=$gpu step "${SPEED_LIMIT:-150}" "long-context-$way" python3 scripts/gpu_e2e/measure.py "$model" "$OUT/long-context-$way.json" \
+    CUDA_VISIBLE_DEVICES=$gpu step "${SPEED_LIMIT:-150}" "long-context-$way" python3 -m scripts.gpu_e2e.measure "$model" "$OUT/long-context-$way.json" \
       --only-graphs --ways kernels --attention "${way^^}" --streams 1 8 32 --prompt 8000 --tokens 64 --cache-bytes 10737418240 &
   done
   wait

@@ -26,8 +26,8 @@ from engine import triton_driver
 LAUNCHES = 2000
 
 
-@triton.jit
-def _store_scalars(ints, floats, nothing, i, long, big, one, half: "fp16", brain: "bf16", single, double: "fp64", yes):  # noqa: F821
+@triton.jit  # type: ignore[untyped-decorator]
+def _store_scalars(ints, floats, nothing, i, long, big, one, half: "fp16", brain: "bf16", single, double: "fp64", yes):  # type: ignore[no-untyped-def, name-defined]  # noqa: F821
     tl.store(ints + 0, i.to(tl.int64))
     tl.store(ints + 1, long.to(tl.int64))
     tl.store(ints + 2, big.to(tl.int64))
@@ -40,20 +40,20 @@ def _store_scalars(ints, floats, nothing, i, long, big, one, half: "fp16", brain
     tl.store(floats + 3, double)
 
 
-@triton.jit
-def _add(x, y, out, n, BLOCK: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def _add(x, y, out, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(out + at, tl.load(x + at, at < n) + tl.load(y + at, at < n), at < n)
 
 
-@triton.jit
-def _add_pair(pair, out, n, BLOCK: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def _add_pair(pair, out, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     at = tl.arange(0, BLOCK)
     tl.store(out + at, tl.load(pair[0] + at, at < n) * pair[1], at < n)
 
 
-@triton.jit
-def _product(a, b, out, K: tl.constexpr, N: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def _product(a, b, out, K: tl.constexpr, N: tl.constexpr):  # type: ignore[no-untyped-def]
     row, column, k = tl.arange(0, 128)[:, None], tl.arange(0, N)[None, :], tl.arange(0, K)
     result = tl.dot(tl.load(a + row * K + k[None, :]), tl.load(b + k[:, None] * N + column))
     tl.store(out + row * N + column, result)
@@ -185,9 +185,9 @@ def main() -> None:
     if arguments.driver:
         print(json.dumps(trial(arguments.driver)))
         return
-    report = {
+    report: dict[str, Any] = {
         "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
-        "command": "PYTHONPATH=. python scripts/gpu_triton_driver.py FILE",
+        "command": "python -m scripts.gpu_triton_driver FILE",
         "provenance": "measured",
         "machine": f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__}",
         **{driver: _in_a_process(driver) for driver in ("ours", "Triton's")},

@@ -3,7 +3,7 @@
 
 The gateway is one core that serves in turn: each request and each token takes its CPU time there. A replica takes SLOTS
 requests at once and gives each of them a token every STEP seconds, all in the same instant, as an engine's step does; a
-request waits for a free place at the least loaded replica. The costs are those that scripts/bench_cluster.py measured;
+request waits for a free place at the least loaded replica. The costs are those that tests/cluster/bench.py measured;
 so are Ray's, a straight line through its load with 1, 2, 3 and nine replicas, drawn on. First the measured runs are
 simulated as they were, to see how far off the simulation is.
 
@@ -240,7 +240,7 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--runs", type=Path, required=True, help="result of scripts/bench_cluster.py")
+    parser.add_argument("--runs", type=Path, required=True, help="result of tests/cluster/bench.py")
     parser.add_argument("--out", type=Path, help="file for the results; a plot is put beside it")
     parser.add_argument("--seconds", type=float, default=240, help="of service that is simulated at each size")
     args = parser.parse_args()

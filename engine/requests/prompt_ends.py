@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tokenizers.decoders import DecodeStream  # type: ignore[import-untyped]
+from tokenizers.decoders import DecodeStream
 
 UNFINISHED = "\ufffd"  # a tokenizer's text for bytes that are no whole character
 LONGEST = 3  # the most bytes, and so tokens, of an unfinished character

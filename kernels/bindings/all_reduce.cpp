@@ -15,10 +15,10 @@ std::tuple<int64_t, int64_t, int64_t, int64_t> layout() {
 }  // namespace
 
 STABLE_TORCH_LIBRARY_FRAGMENT(voltserve, m) {
+  m.def("all_reduce(Tensor x, int[] to, int[] from_, Tensor(a!) epochs, int rank, float limit, Tensor(b!)? late=None) -> Tensor");
   m.def(
-      "all_reduce(Tensor x, int[] to, int[] from_, Tensor(a!) epochs, int rank, float limit, Tensor(b!)? late=None) -> Tensor");
-  m.def(
-      "all_reduce_rms_norm(Tensor x, Tensor(a!)? residual, Tensor weight, float eps, int[] to, int[] from_, Tensor(b!)? epochs, int "
+      "all_reduce_rms_norm(Tensor x, Tensor(a!)? residual, Tensor weight, float eps, int[] to, int[] from_, Tensor(b!)? epochs, "
+      "int "
       "rank, float limit, Tensor(c!)? late=None) -> Tensor");
   m.def("all_reduce_layout() -> (int, int, int, int)");
   m.def("map_host_memory(Tensor epochs, int address, int bytes) -> int");

@@ -22,10 +22,9 @@ Tensor causal_conv1d(Tensor x, Tensor weight, Tensor state, Tensor slots, std::o
   expect_slots(requests, state.size(0));
   expect_multiple("x", "C", conv.channels, kGdnWidth);
   Tensor y = torch::stable::new_empty(x, {x.size(0), conv.channels});
-  conv.y = static_cast<float*>(y.mutable_data_ptr());
-  parallel_for(conv.channels / kGdnWidth, grain(kConvTaps * kGdnWidth * x.size(0)), [&](int64_t begin, int64_t end) {
-    chosen()->causal_conv1d(conv, requests, begin * kGdnWidth, end * kGdnWidth);
-  });
+  conv.y = static_cast<float *>(y.mutable_data_ptr());
+  parallel_for(conv.channels / kGdnWidth, grain(kConvTaps * kGdnWidth * x.size(0)),
+               [&](int64_t begin, int64_t end) { chosen()->causal_conv1d(conv, requests, begin * kGdnWidth, end * kGdnWidth); });
   return y;
 }
 
@@ -37,9 +36,8 @@ void gated_delta_rule(Tensor qkv, Tensor a, Tensor b, Tensor a_log, Tensor dt_bi
   expect_multiple("state", "K", rule.dim, kGdnWidth);
   STD_TORCH_CHECK(rule.dim <= kMaxGdnDim, "state: expected K at most ", kMaxGdnDim, ", got ", rule.dim);
   const int64_t tokens = std::max<int64_t>(qkv.size(0) / std::max<int64_t>(requests.count, 1), 1);
-  parallel_for(requests.count * rule.value_heads, grain(4 * rule.dim * rule.dim * tokens), [&](int64_t begin, int64_t end) {
-    chosen()->gated_delta_rule(rule, requests, begin, end);
-  });
+  parallel_for(requests.count * rule.value_heads, grain(4 * rule.dim * rule.dim * tokens),
+               [&](int64_t begin, int64_t end) { chosen()->gated_delta_rule(rule, requests, begin, end); });
 }
 
 }  // namespace

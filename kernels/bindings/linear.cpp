@@ -20,8 +20,8 @@
 #include "bindings/arguments.h"
 #include "contracts/nvfp4.h"
 
-const voltserve::cpu::Kernels*& voltserve::cpu::chosen() {
-  static const Kernels* kernels = *std::find_if(std::begin(kAll), std::end(kAll), [](auto* one) { return one->supported(); });
+const voltserve::cpu::Kernels *&voltserve::cpu::chosen() {
+  static const Kernels *kernels = *std::find_if(std::begin(kAll), std::end(kAll), [](auto *one) { return one->supported(); });
   return kernels;
 }
 
@@ -31,13 +31,13 @@ using namespace voltserve;
 
 constexpr std::initializer_list<ScalarType> kFloats = {ScalarType::Float, ScalarType::Half, ScalarType::BFloat16};
 
-Tensor in_float(const Tensor& tensor) {
-  return torch::stable::contiguous(
-      tensor.scalar_type() == ScalarType::Float ? tensor : torch::stable::to(tensor, ScalarType::Float));
+Tensor in_float(const Tensor &tensor) {
+  return torch::stable::contiguous(tensor.scalar_type() == ScalarType::Float ? tensor
+                                                                             : torch::stable::to(tensor, ScalarType::Float));
 }
 
-const float* floats(const Tensor& tensor) { return static_cast<const float*>(tensor.const_data_ptr()); }
-float* floats_of(Tensor& tensor) { return static_cast<float*>(tensor.mutable_data_ptr()); }
+const float *floats(const Tensor &tensor) { return static_cast<const float *>(tensor.const_data_ptr()); }
+float *floats_of(Tensor &tensor) { return static_cast<float *>(tensor.mutable_data_ptr()); }
 
 namespace on_cpu {
 
@@ -49,35 +49,38 @@ std::tuple<Tensor, Tensor> pack(Tensor codes, Tensor block_scales, int64_t group
   const int64_t rows = codes.size(0), columns = 2 * codes.size(1), groups = columns / group_size;
   expect_multiple("codes", "K", columns, group_size);
   expect("block_scales", block_scales, kCpu, ScalarType::Float8_e4m3fn, {rows, groups});
-  const auto* scale_bytes = static_cast<const uint8_t*>(block_scales.const_data_ptr());
+  const auto *scale_bytes = static_cast<const uint8_t *>(block_scales.const_data_ptr());
   for (int64_t i = 0; i < rows * groups; ++i) {
-    STD_TORCH_CHECK((scale_bytes[i] & 0x7F) != 0x7F, "block_scales: expected numbers, got NaN at [", i / groups, ", ",
-                    i % groups, "]");
+    STD_TORCH_CHECK((scale_bytes[i] & 0x7F) != 0x7F, "block_scales: expected numbers, got NaN at [", i / groups, ", ", i % groups,
+                    "]");
   }
   const int64_t tiles = tiles_of(rows);
   Tensor packed = torch::stable::new_empty(codes, {tiles * kTileRows, columns / 2});
   Tensor scales = torch::stable::new_empty(block_scales, {tiles * kTileRows, groups});
   parallel_for(tiles, grain(kTileRows * columns), [&](int64_t begin, int64_t end) {
-    voltserve::cpu::pack(static_cast<const uint8_t*>(codes.const_data_ptr()), scale_bytes, rows, columns,
-                         static_cast<int>(group_size), static_cast<uint8_t*>(packed.mutable_data_ptr()),
-                         static_cast<uint8_t*>(scales.mutable_data_ptr()), begin, end);
+    voltserve::cpu::pack(static_cast<const uint8_t *>(codes.const_data_ptr()), scale_bytes, rows, columns,
+                         static_cast<int>(group_size), static_cast<uint8_t *>(packed.mutable_data_ptr()),
+                         static_cast<uint8_t *>(scales.mutable_data_ptr()), begin, end);
   });
   return {packed, scales};
 }
 
-Nvfp4Matrix matrix(const Tensor& packed, const Tensor& scales, const Tensor& row_factor, int64_t group_size) {
+Nvfp4Matrix matrix(const Tensor &packed, const Tensor &scales, const Tensor &row_factor, int64_t group_size) {
   expect_group_size(group_size);
   expect("row_factor", row_factor, kCpu, ScalarType::Float, {-1});
   const int64_t rows = row_factor.size(0), padded = tiles_of(rows) * kTileRows;
   expect("scales", scales, kCpu, ScalarType::Float8_e4m3fn, {padded, -1});
   const int64_t columns = scales.size(1) * group_size;
   expect("packed", packed, kCpu, ScalarType::Byte, {padded, columns / 2});
-  return {static_cast<const uint8_t*>(packed.const_data_ptr()), static_cast<const uint8_t*>(scales.const_data_ptr()),
-          floats(row_factor), rows, columns, static_cast<int>(group_size)};
+  return {static_cast<const uint8_t *>(packed.const_data_ptr()),
+          static_cast<const uint8_t *>(scales.const_data_ptr()),
+          floats(row_factor),
+          rows,
+          columns,
+          static_cast<int>(group_size)};
 }
 
-Tensor linear(Tensor x, Tensor packed, Tensor scales, Tensor row_factor, int64_t group_size,
-              std::optional<Tensor> bias) {
+Tensor linear(Tensor x, Tensor packed, Tensor scales, Tensor row_factor, int64_t group_size, std::optional<Tensor> bias) {
   const Nvfp4Matrix w = matrix(packed, scales, row_factor, group_size);
   expect_dtype("x", x.scalar_type(), kFloats);
   expect_last_dimension("x", x, kCpu, w.columns);
@@ -117,11 +120,11 @@ Tensor moe_linear(Tensor x, Tensor packed, Tensor scales, Tensor row_factor, int
   const int64_t blocks = experts.size(0), block = blocks ? slots.size(0) / blocks : 0, m = x.size(0);
   STD_TORCH_CHECK(slots.size(0) == blocks * block, "slots: expected as many for each of the ", blocks, " blocks, got ",
                   slots.size(0));
-  const int64_t used = *static_cast<const int32_t*>(padded_slots.const_data_ptr());
+  const int64_t used = *static_cast<const int32_t *>(padded_slots.const_data_ptr());
   STD_TORCH_CHECK(used >= 0 && used <= slots.size(0), "padded_slots: expected 0 to ", slots.size(0), ", got ", used);
 
-  const auto* slot_of = static_cast<const int32_t*>(slots.const_data_ptr());
-  const auto* expert_of = static_cast<const int32_t*>(experts.const_data_ptr());
+  const auto *slot_of = static_cast<const int32_t *>(slots.const_data_ptr());
+  const auto *expert_of = static_cast<const int32_t *>(experts.const_data_ptr());
   std::vector<Run> runs;
   std::vector<int64_t> gathered;  // slots without padding
   for (int64_t i = 0; i < used; ++i) {
@@ -143,11 +146,14 @@ Tensor moe_linear(Tensor x, Tensor packed, Tensor scales, Tensor row_factor, int
   const int64_t per_run = runs.empty() ? 1 : rows / static_cast<int64_t>(runs.size());
   parallel_for(runs.size() * tiles, grain(kTileRows * columns * per_run), [&](int64_t begin, int64_t end) {
     for (int64_t at = begin; at < end;) {
-      const Run& run = runs[at / tiles];
+      const Run &run = runs[at / tiles];
       const int64_t tile = at % tiles, stop = std::min(tiles, tile + end - at);
-      const Nvfp4Matrix w = {static_cast<const uint8_t*>(packed.const_data_ptr()) + run.expert * padded * columns / 2,
-                             static_cast<const uint8_t*>(scales.const_data_ptr()) + run.expert * padded * groups,
-                             floats(row_factor) + run.expert * n, n, columns, static_cast<int>(group_size)};
+      const Nvfp4Matrix w = {static_cast<const uint8_t *>(packed.const_data_ptr()) + run.expert * padded * columns / 2,
+                             static_cast<const uint8_t *>(scales.const_data_ptr()) + run.expert * padded * groups,
+                             floats(row_factor) + run.expert * n,
+                             n,
+                             columns,
+                             static_cast<int>(group_size)};
       chosen()->linear(w, floats(in) + run.first * columns, run.rows, nullptr, floats_of(out) + run.first * n, tile, stop);
       at += stop - tile;
     }
@@ -161,9 +167,8 @@ Tensor dequantize(Tensor packed, Tensor scales, Tensor row_factor, int64_t group
   const Nvfp4Matrix w = matrix(packed, scales, row_factor, group_size);
   expect_dtype("dtype", dtype, kFloats);
   Tensor out = torch::stable::new_empty(row_factor, {w.rows, w.columns});
-  parallel_for(tiles_of(w.rows), grain(kTileRows * w.columns), [&](int64_t begin, int64_t end) {
-    chosen()->dequantize(w, floats_of(out), begin, end);
-  });
+  parallel_for(tiles_of(w.rows), grain(kTileRows * w.columns),
+               [&](int64_t begin, int64_t end) { chosen()->dequantize(w, floats_of(out), begin, end); });
   return dtype == ScalarType::Float ? out : torch::stable::to(out, dtype);
 }
 
@@ -176,11 +181,9 @@ Tensor linear16(Tensor x, Tensor weight) {
   expect("x", x, kCpu, ScalarType::Float, {-1, columns});
   const int64_t m = x.size(0);
   Tensor y = torch::stable::new_empty(x, {m, rows});
-  const Linear16 w = {static_cast<const uint16_t*>(weight.const_data_ptr()), dtype == ScalarType::BFloat16, rows, columns};
-  parallel_for(rows, grain(columns * m), [&](int64_t begin, int64_t end) {
-    chosen()->linear16(w, floats(x), m, floats_of(y), begin,
-                     end);
-  });
+  const Linear16 w = {static_cast<const uint16_t *>(weight.const_data_ptr()), dtype == ScalarType::BFloat16, rows, columns};
+  parallel_for(rows, grain(columns * m),
+               [&](int64_t begin, int64_t end) { chosen()->linear16(w, floats(x), m, floats_of(y), begin, end); });
   return y;
 }
 
@@ -188,7 +191,7 @@ Tensor linear16(Tensor x, Tensor weight) {
 int64_t rows_per_thread(int64_t n) { return 16 * 1024 / std::max<int64_t>(n, 1) + 1; }
 
 // The weight of a norm over x's last dimension.
-int64_t expect_norm(const Tensor& x, const Tensor& weight) {
+int64_t expect_norm(const Tensor &x, const Tensor &weight) {
   STD_TORCH_CHECK(x.dim() > 0, "x: expected at least one dimension, got none");
   const int64_t n = x.size(x.dim() - 1);
   expect("weight", weight, kCpu, ScalarType::Float, {n});
@@ -199,11 +202,10 @@ Tensor rms_norm(Tensor x, Tensor weight, double eps) {
   const int64_t n = expect_norm(x, weight);
   expect("x", x, kCpu, ScalarType::Float, shape_of(x));
   Tensor y = torch::stable::new_empty(x, shape_of(x));
-  const auto* from = floats(x);
-  auto* to = floats_of(y);
+  const auto *from = floats(x);
+  auto *to = floats_of(y);
   parallel_for(n ? x.numel() / n : 0, rows_per_thread(n), [&](int64_t begin, int64_t end) {
-    chosen()->rms_norm(from + begin * n, nullptr, floats(weight),
-                     static_cast<float>(eps), to + begin * n, end - begin, n);
+    chosen()->rms_norm(from + begin * n, nullptr, floats(weight), static_cast<float>(eps), to + begin * n, end - begin, n);
   });
   return y;
 }
@@ -212,11 +214,11 @@ void add_rms_norm(Tensor x, Tensor residual, Tensor weight, double eps) {
   const int64_t n = expect_norm(x, weight);
   expect("x", x, kCpu, ScalarType::Float, shape_of(x));
   expect("residual", residual, kCpu, ScalarType::Float, shape_of(x));
-  auto* values = floats_of(x);
-  auto* sums = floats_of(residual);
+  auto *values = floats_of(x);
+  auto *sums = floats_of(residual);
   parallel_for(n ? x.numel() / n : 0, rows_per_thread(n), [&](int64_t begin, int64_t end) {
-    chosen()->rms_norm(values + begin * n, sums + begin * n, floats(weight),
-                     static_cast<float>(eps), values + begin * n, end - begin, n);
+    chosen()->rms_norm(values + begin * n, sums + begin * n, floats(weight), static_cast<float>(eps), values + begin * n,
+                       end - begin, n);
   });
 }
 
@@ -227,8 +229,7 @@ Tensor silu_and_mul(Tensor x) {
   const int64_t n = shape.back() /= 2;
   Tensor y = torch::stable::new_empty(x, shape);
   parallel_for(n ? y.numel() / n : 0, rows_per_thread(n), [&](int64_t begin, int64_t end) {
-    chosen()->silu_and_mul(floats(x) + begin * 2 * n,
-                         floats_of(y) + begin * n, end - begin, n);
+    chosen()->silu_and_mul(floats(x) + begin * 2 * n, floats_of(y) + begin * n, end - begin, n);
   });
   return y;
 }
@@ -238,7 +239,7 @@ Tensor silu_and_mul(Tensor x) {
 // The instruction sets that this CPU has kernels for, fastest first, separated by spaces.
 std::string cpu_instruction_sets() {
   std::string names;
-  for (const auto* kernels : voltserve::cpu::kAll) {
+  for (const auto *kernels : voltserve::cpu::kAll) {
     if (kernels->supported()) names += (names.empty() ? "" : " ") + std::string(kernels->isa);
   }
   return names;
@@ -248,7 +249,7 @@ std::string cpu_instruction_sets() {
 std::string cuda_route(int64_t m, int64_t n, int64_t k, int64_t group_size, int64_t arch, int64_t processors) {
   auto narrow = [](int64_t value) { return static_cast<int>(value); };
   const Plan chosen = plan({narrow(m), narrow(n), narrow(k), narrow(group_size), narrow(arch), narrow(processors), 0});
-  const char* path = chosen.path == Path::dequantize ? "dequantize + cuBLAS" : shape(chosen.variant).name;
+  const char *path = chosen.path == Path::dequantize ? "dequantize + cuBLAS" : shape(chosen.variant).name;
   return std::string(path) + ": " + chosen.reason;
 }
 
@@ -260,7 +261,7 @@ void set_cpu_threads(int64_t threads) {
 
 // For tests: makes the ops use this instruction set from now on.
 void use_cpu_instruction_set(std::string name) {
-  for (const auto* kernels : voltserve::cpu::kAll) {
+  for (const auto *kernels : voltserve::cpu::kAll) {
     if (name == kernels->isa && kernels->supported()) {
       voltserve::cpu::chosen() = kernels;
       return;
@@ -276,8 +277,7 @@ STABLE_TORCH_LIBRARY(voltserve, m) {
   m.def(
       "nvfp4_linear(Tensor x, Tensor packed, Tensor scales, Tensor row_factor, int group_size, Tensor? bias=None) -> "
       "Tensor");
-  m.def(
-      "nvfp4_dequantize(Tensor packed, Tensor scales, Tensor row_factor, int group_size, ScalarType dtype) -> Tensor");
+  m.def("nvfp4_dequantize(Tensor packed, Tensor scales, Tensor row_factor, int group_size, ScalarType dtype) -> Tensor");
   m.def(
       "nvfp4_moe_linear(Tensor x, Tensor packed, Tensor scales, Tensor row_factor, int group_size, Tensor slots, Tensor "
       "experts, Tensor padded_slots, int top_k) -> Tensor");

@@ -37,9 +37,9 @@ namespace voltserve {
 
 // A matrix in its device's layout; see above. Pointers are device pointers.
 struct Nvfp4Matrix {
-  const uint8_t* packed;
-  const uint8_t* scales;
-  const float* row_factor;
+  const uint8_t *packed;
+  const uint8_t *scales;
+  const float *row_factor;
   int64_t rows;     // N
   int64_t columns;  // K
   int group_size;

@@ -12,15 +12,15 @@ struct Vector {
   static constexpr int max_rows = 8;
   using F = __m256;
   static F zero() { return _mm256_setzero_ps(); }
-  static void store(float* to, F a) { _mm256_storeu_ps(to, a); }
-  static F load(const float* from) { return _mm256_loadu_ps(from); }
-  static F load16(const uint16_t* from, bool bfloat16) {
-    const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+  static void store(float *to, F a) { _mm256_storeu_ps(to, a); }
+  static F load(const float *from) { return _mm256_loadu_ps(from); }
+  static F load16(const uint16_t *from, bool bfloat16) {
+    const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i *>(from));
     if (bfloat16) return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
     return _mm256_cvtph_ps(bits);
   }
   static F set(float a) { return _mm256_set1_ps(a); }
-  static F broadcast(const float& a) { return _mm256_broadcast_ss(&a); }
+  static F broadcast(const float &a) { return _mm256_broadcast_ss(&a); }
   static F add(F a, F b) { return _mm256_add_ps(a, b); }
   static F sub(F a, F b) { return _mm256_sub_ps(a, b); }
   static F div(F a, F b) { return _mm256_div_ps(a, b); }
@@ -40,13 +40,13 @@ struct Vector {
   }
 
   // 8 E4M3 bytes: the seven bits below the sign, moved up by 7, are a float16 that is 2^-8 times the value.
-  static F scales(const uint8_t* bytes) {
-    const __m128i words = _mm_cvtepi8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(bytes)));
+  static F scales(const uint8_t *bytes) {
+    const __m128i words = _mm_cvtepi8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(bytes)));
     return _mm256_cvtph_ps(_mm_and_si128(_mm_slli_epi16(words, 7), _mm_set1_epi16(static_cast<short>(0xBF80))));
   }
 
-  static void decode(const uint8_t* bytes, int nibble, F* column) {
-    const __m256i packed = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(bytes));
+  static void decode(const uint8_t *bytes, int nibble, F *column) {
+    const __m256i packed = _mm256_loadu_si256(reinterpret_cast<const __m256i *>(bytes));
     const __m256i codes = _mm256_and_si256(_mm256_srli_epi16(packed, nibble * 4), _mm256_set1_epi8(0xF));
     const __m256i high = _mm256_shuffle_epi8(table(kHigh), codes), low = _mm256_shuffle_epi8(table(kLow), codes);
     two_columns(_mm256_unpacklo_epi8(low, high), column);
@@ -54,12 +54,12 @@ struct Vector {
   }
 
  private:
-  static void two_columns(__m256i pairs, F* column) {
+  static void two_columns(__m256i pairs, F *column) {
     column[0] = _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16));
     column[1] = _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32(static_cast<int>(0xFFFF0000))));
   }
-  static __m256i table(const uint8_t* values) {
-    return _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(values)));
+  static __m256i table(const uint8_t *values) {
+    return _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i *>(values)));
   }
 };
 
@@ -76,9 +76,16 @@ struct Vector {
 
 namespace voltserve::cpu {
 
-const Kernels kAvx2 = {
-    "avx2",
-    [] { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"); },
-    linear, dequantize, linear16, rms_norm, silu_and_mul, attend, norm_and_rotate, causal_conv1d, gated_delta_rule};
+const Kernels kAvx2 = {"avx2",
+                       [] { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"); },
+                       linear,
+                       dequantize,
+                       linear16,
+                       rms_norm,
+                       silu_and_mul,
+                       attend,
+                       norm_and_rotate,
+                       causal_conv1d,
+                       gated_delta_rule};
 
 }  // namespace voltserve::cpu

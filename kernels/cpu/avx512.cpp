@@ -12,15 +12,15 @@ struct Vector {
   static constexpr int max_rows = 8;
   using F = __m512;
   static F zero() { return _mm512_setzero_ps(); }
-  static void store(float* to, F a) { _mm512_storeu_ps(to, a); }
-  static F load(const float* from) { return _mm512_loadu_ps(from); }
-  static F load16(const uint16_t* from, bool bfloat16) {
-    const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+  static void store(float *to, F a) { _mm512_storeu_ps(to, a); }
+  static F load(const float *from) { return _mm512_loadu_ps(from); }
+  static F load16(const uint16_t *from, bool bfloat16) {
+    const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i *>(from));
     if (bfloat16) return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
     return _mm512_cvtph_ps(bits);
   }
   static F set(float a) { return _mm512_set1_ps(a); }
-  static F broadcast(const float& a) { return _mm512_set1_ps(a); }
+  static F broadcast(const float &a) { return _mm512_set1_ps(a); }
   static F add(F a, F b) { return _mm512_add_ps(a, b); }
   static F sub(F a, F b) { return _mm512_sub_ps(a, b); }
   static F div(F a, F b) { return _mm512_div_ps(a, b); }
@@ -36,13 +36,13 @@ struct Vector {
   static float sum(F a) { return _mm512_reduce_add_ps(a); }
 
   // 16 E4M3 bytes: the seven bits below the sign, moved up by 7, are a float16 that is 2^-8 times the value.
-  static F scales(const uint8_t* bytes) {
-    const __m256i words = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes)));
+  static F scales(const uint8_t *bytes) {
+    const __m256i words = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i *>(bytes)));
     const __m256i sign_and_value = _mm256_set1_epi16(static_cast<short>(0xBF80));
     return _mm512_cvtph_ps(_mm256_and_si256(_mm256_slli_epi16(words, 7), sign_and_value));
   }
 
-  static void decode(const uint8_t* bytes, int nibble, F* column) {
+  static void decode(const uint8_t *bytes, int nibble, F *column) {
     const __m512i packed = _mm512_loadu_si512(bytes);
     const __m512i codes = _mm512_and_si512(_mm512_srli_epi16(packed, nibble * 4), _mm512_set1_epi8(0xF));
     const __m512i high = _mm512_shuffle_epi8(table(kHigh), codes), low = _mm512_shuffle_epi8(table(kLow), codes);
@@ -51,12 +51,12 @@ struct Vector {
   }
 
  private:
-  static void two_columns(__m512i pairs, F* column) {
+  static void two_columns(__m512i pairs, F *column) {
     column[0] = _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16));
     column[1] = _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(static_cast<int>(0xFFFF0000))));
   }
-  static __m512i table(const uint8_t* values) {
-    return _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(values)));
+  static __m512i table(const uint8_t *values) {
+    return _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i *>(values)));
   }
 };
 
@@ -73,8 +73,11 @@ struct Vector {
 
 namespace voltserve::cpu {
 
-const Kernels kAvx512 = {"avx512",
-                         [] { return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw"); },
-                         linear, dequantize, linear16, rms_norm, silu_and_mul, attend, norm_and_rotate, causal_conv1d, gated_delta_rule};
+const Kernels kAvx512 = {"avx512",        [] { return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw"); },
+                         linear,          dequantize,
+                         linear16,        rms_norm,
+                         silu_and_mul,    attend,
+                         norm_and_rotate, causal_conv1d,
+                         gated_delta_rule};
 
 }  // namespace voltserve::cpu

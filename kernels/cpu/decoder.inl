@@ -14,13 +14,13 @@ namespace {
 
 // scores[p] = scale * q . key p, for at most kSpan positions from `begin` on, in whole vectors. Scores past `end` in the last vector
 // are undefined.
-void scores_of(const PagedHead& head, const float* q, float scale, int64_t begin, int64_t end, float* scores) {
+void scores_of(const PagedHead &head, const float *q, float scale, int64_t begin, int64_t end, float *scores) {
   constexpr int kVectors = kPageUnit / Vector::width;
   for (int64_t position = begin; position < end; position += kPageUnit) {
     const int64_t offset = position % head.page_size;
-    const float* keys = head.keys + head.pages[position / head.page_size] * head.page_stride + offset;
+    const float *keys = head.keys + head.pages[position / head.page_size] * head.page_stride + offset;
     F sum[2][kVectors];  // two chains, to hide the latency of multiply-adds
-    for (auto& chain : sum) std::fill_n(chain, kVectors, Vector::zero());
+    for (auto &chain : sum) std::fill_n(chain, kVectors, Vector::zero());
     for (int64_t d = 0; d < head.dim; d += 2) {
 #pragma GCC unroll 2
       for (int odd = 0; odd < 2; ++odd) {
@@ -39,13 +39,13 @@ void scores_of(const PagedHead& head, const float* q, float scale, int64_t begin
 }
 
 // Dimensions d .. d + kHeadUnit of the sum over p of weights[p] * value p.
-void values_of(const PagedHead& head, const float* weights, int64_t begin, int64_t end, int64_t d, float* out) {
+void values_of(const PagedHead &head, const float *weights, int64_t begin, int64_t end, int64_t d, float *out) {
   constexpr int kVectors = kHeadUnit / Vector::width;
   F sum[kVectors];
   std::fill_n(sum, kVectors, Vector::zero());
   for (int64_t position = begin; position < end; ++position) {
     const int64_t offset = position % head.page_size;
-    const float* value = head.values + head.pages[position / head.page_size] * head.page_stride + offset * head.dim + d;
+    const float *value = head.values + head.pages[position / head.page_size] * head.page_stride + offset * head.dim + d;
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
       sum[v] = Vector::fma(Vector::load(value + v * Vector::width), Vector::broadcast(weights[position - begin]), sum[v]);
@@ -54,8 +54,8 @@ void values_of(const PagedHead& head, const float* weights, int64_t begin, int64
   for (int v = 0; v < kVectors; ++v) Vector::store(out + v * Vector::width, sum[v]);
 }
 
-void attend(const PagedHead& head, const float* q, int64_t q_heads, float scale, int64_t begin, int64_t end,
-            PartialAttention* partial, float* out) {
+void attend(const PagedHead &head, const float *q, int64_t q_heads, float scale, int64_t begin, int64_t end,
+            PartialAttention *partial, float *out) {
   float weights[kSpan];
   const int64_t count = end - begin;
   for (int64_t h = 0; h < q_heads; ++h, q += head.dim, out += head.dim) {
@@ -73,7 +73,7 @@ void attend(const PagedHead& head, const float* q, int64_t q_heads, float scale,
 }
 
 // Norms each of `heads` heads at x, where `norm` is given, and then rotates it.
-void norm_and_rotate(float* x, int64_t heads, int64_t dim, const float* norm, float eps, const float* cos_sin) {
+void norm_and_rotate(float *x, int64_t heads, int64_t dim, const float *norm, float eps, const float *cos_sin) {
   if (norm) rms_norm(x, nullptr, norm, eps, x, heads, dim);
   const int64_t half = dim / 2;
   for (int64_t h = 0; h < heads; ++h, x += dim) {

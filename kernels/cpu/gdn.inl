@@ -14,16 +14,16 @@ struct Tokens {
   int64_t begin, end;
 };
 
-Tokens tokens_of(const Requests& requests, int64_t r) {
+Tokens tokens_of(const Requests &requests, int64_t r) {
   return requests.starts ? Tokens{requests.starts[r], requests.starts[r + 1]} : Tokens{r, r + 1};
 }
 
-int64_t slot_of(const Requests& requests, int64_t r) { return requests.slots[r * requests.slot_stride]; }
+int64_t slot_of(const Requests &requests, int64_t r) { return requests.slots[r * requests.slot_stride]; }
 
-bool is_continued(const Requests& requests, int64_t r) { return !requests.continued || requests.continued[r]; }
+bool is_continued(const Requests &requests, int64_t r) { return !requests.continued || requests.continued[r]; }
 
 // One vector of channels, from c on, of one request in its slot.
-void conv_channels(const Conv1d<float>& conv, Tokens tokens, float* state, bool continued, int64_t c) {
+void conv_channels(const Conv1d<float> &conv, Tokens tokens, float *state, bool continued, int64_t c) {
   F taps[kConvTaps], past[kConvTaps];
   for (int j = 0; j < kConvTaps; ++j) {
     float column[Vector::width];
@@ -46,7 +46,7 @@ void conv_channels(const Conv1d<float>& conv, Tokens tokens, float* state, bool 
 }
 
 // Channels channel_begin..channel_end, both multiples of kGdnWidth, of all requests.
-void causal_conv1d(const Conv1d<float>& conv, const Requests& requests, int64_t channel_begin, int64_t channel_end) {
+void causal_conv1d(const Conv1d<float> &conv, const Requests &requests, int64_t channel_begin, int64_t channel_end) {
   for (int64_t r = 0; r < requests.count; ++r) {
     const Tokens tokens = tokens_of(requests, r);
     const int64_t slot = slot_of(requests, r);
@@ -57,7 +57,7 @@ void causal_conv1d(const Conv1d<float>& conv, const Requests& requests, int64_t 
       continue;
     }
     if (tokens.begin == tokens.end) continue;
-    float* state = conv.state + slot * conv.state_stride;
+    float *state = conv.state + slot * conv.state_stride;
     for (int64_t c = channel_begin; c < channel_end; c += Vector::width) {
       conv_channels(conv, tokens, state, is_continued(requests, r), c);
     }
@@ -65,7 +65,7 @@ void causal_conv1d(const Conv1d<float>& conv, const Requests& requests, int64_t 
 }
 
 // to [n] = from / sqrt(sum from² + 1e-6) * factor.
-void l2_normalize(const float* from, float factor, float* to, int n) {
+void l2_normalize(const float *from, float factor, float *to, int n) {
   F squares = Vector::zero();
   for (int i = 0; i < n; i += Vector::width) {
     const F value = Vector::load(from + i);
@@ -76,7 +76,7 @@ void l2_normalize(const float* from, float factor, float* to, int n) {
 }
 
 // One token of one head: updates row v of the state S [dim, dim], and computes out[v] from it.
-void delta_step(float* state, const float* q, const float* k, const float* v, float decay, float beta, float* out, int dim) {
+void delta_step(float *state, const float *q, const float *k, const float *v, float decay, float beta, float *out, int dim) {
   const F kept = Vector::set(decay);
   for (int row = 0; row < dim; ++row, state += dim) {
     F recalled = Vector::zero(), sum = Vector::zero();
@@ -92,14 +92,14 @@ void delta_step(float* state, const float* q, const float* k, const float* v, fl
 }
 
 // Pairs of a request and a value head: number r * value_heads + h, from pair_begin to pair_end.
-void gated_delta_rule(const DeltaRule<float>& rule, const Requests& requests, int64_t pair_begin, int64_t pair_end) {
+void gated_delta_rule(const DeltaRule<float> &rule, const Requests &requests, int64_t pair_begin, int64_t pair_end) {
   const int dim = rule.dim;
   const float scale = 1.0f / std::sqrt(static_cast<float>(dim));
   for (int64_t pair = pair_begin; pair < pair_end; ++pair) {
     const int64_t r = pair / rule.value_heads;
     const int head = static_cast<int>(pair % rule.value_heads), key_head = head * rule.key_heads / rule.value_heads;
     const Tokens tokens = tokens_of(requests, r);
-    float* out = rule.out + (tokens.begin * rule.value_heads + head) * dim;
+    float *out = rule.out + (tokens.begin * rule.value_heads + head) * dim;
     const int64_t out_stride = static_cast<int64_t>(rule.value_heads) * dim;
     const int64_t slot = slot_of(requests, r);
     if (slot < 0) {
@@ -107,12 +107,12 @@ void gated_delta_rule(const DeltaRule<float>& rule, const Requests& requests, in
       continue;
     }
     if (tokens.begin == tokens.end) continue;
-    float* state = rule.state + slot * rule.state_stride + static_cast<int64_t>(head) * dim * dim;
+    float *state = rule.state + slot * rule.state_stride + static_cast<int64_t>(head) * dim * dim;
     if (!is_continued(requests, r)) std::fill_n(state, dim * dim, 0.0f);
     for (int64_t t = tokens.begin; t < tokens.end; ++t, out += out_stride) {
-      const float* q = rule.qkv + t * rule.qkv_stride + key_head * dim;
-      const float* k = q + rule.key_heads * dim;
-      const float* v = rule.qkv + t * rule.qkv_stride + (2 * rule.key_heads + head) * dim;
+      const float *q = rule.qkv + t * rule.qkv_stride + key_head * dim;
+      const float *k = q + rule.key_heads * dim;
+      const float *v = rule.qkv + t * rule.qkv_stride + (2 * rule.key_heads + head) * dim;
       float query[kMaxGdnDim], key[kMaxGdnDim];
       l2_normalize(q, scale, query, dim);
       l2_normalize(k, 1.0f, key, dim);

@@ -11,9 +11,9 @@ namespace {
 // y [m, N] = x [m, K] W^T for rows row_begin .. row_end of W [N, K], float16 or bfloat16, row-major like embeddings. kRows rows of W
 // are read side by side, so that there are enough independent sums to hide their latency.
 template <int M, int kRows>
-void rows_times(const Linear16& w, const float* x, int64_t row, float* y) {
+void rows_times(const Linear16 &w, const float *x, int64_t row, float *y) {
   F sum[kRows][M];
-  for (auto& one : sum) std::fill_n(one, M, Vector::zero());
+  for (auto &one : sum) std::fill_n(one, M, Vector::zero());
   for (int64_t k = 0; k < w.columns; k += Vector::width) {
     F of_x[M];
 #pragma GCC unroll 8
@@ -31,7 +31,7 @@ void rows_times(const Linear16& w, const float* x, int64_t row, float* y) {
 }
 
 template <int M>
-void rows_times_all(const Linear16& w, const float* x, float* y, int64_t row_begin, int64_t row_end) {
+void rows_times_all(const Linear16 &w, const float *x, float *y, int64_t row_begin, int64_t row_end) {
   constexpr int kRows = M <= 2 ? 4 : M <= 4 ? 2 : 1;
   int64_t row = row_begin;
   for (; row + kRows <= row_end; row += kRows) rows_times<M, kRows>(w, x, row, y);
@@ -39,12 +39,12 @@ void rows_times_all(const Linear16& w, const float* x, float* y, int64_t row_beg
 }
 
 template <int M = kMaxRows>
-void rows_times_up_to(int64_t m, const Linear16& w, const float* x, float* y, int64_t row_begin, int64_t row_end) {
+void rows_times_up_to(int64_t m, const Linear16 &w, const float *x, float *y, int64_t row_begin, int64_t row_end) {
   if (m == M) return rows_times_all<M>(w, x, y, row_begin, row_end);
   if constexpr (M > 1) rows_times_up_to<M - 1>(m, w, x, y, row_begin, row_end);
 }
 
-void linear16(const Linear16& w, const float* x, int64_t m, float* y, int64_t row_begin, int64_t row_end) {
+void linear16(const Linear16 &w, const float *x, int64_t m, float *y, int64_t row_begin, int64_t row_end) {
   // Few rows of W at a time, so that they are still cached for the next rows of x.
   constexpr int64_t kCached = 64;
   for (int64_t row = row_begin; row < row_end; row += kCached) {
@@ -57,10 +57,10 @@ void linear16(const Linear16& w, const float* x, int64_t m, float* y, int64_t ro
 
 // y = x / sqrt(mean(x^2) + eps) * weight, for m rows of n numbers. Where residual is given, it becomes x + residual and replaces x.
 // y may be x.
-void rms_norm(const float* x, float* residual, const float* weight, float eps, float* y, int64_t m, int64_t n) {
+void rms_norm(const float *x, float *residual, const float *weight, float eps, float *y, int64_t m, int64_t n) {
   const int64_t whole = n - n % Vector::width;
   for (int64_t row = 0; row < m; ++row, x += n, y += n) {
-    const float* values = x;
+    const float *values = x;
     if (residual) {
       for (int64_t i = 0; i < n; ++i) residual[i] += x[i];
       values = residual;
@@ -79,7 +79,7 @@ void rms_norm(const float* x, float* residual, const float* weight, float eps, f
 }
 
 // y [m, n] = silu(a) * b, with x [m, 2n] = (a, b) and silu(a) = a / (1 + exp(-a)).
-void silu_and_mul(const float* x, float* y, int64_t m, int64_t n) {
+void silu_and_mul(const float *x, float *y, int64_t m, int64_t n) {
   const int64_t whole = n - n % Vector::width;
   const F one = Vector::set(1.0f);
   for (int64_t row = 0; row < m; ++row, x += 2 * n, y += n) {

@@ -27,14 +27,14 @@ constexpr float kScaleUnit = 256.0f;                 // the factor that Vector::
 
 // One tile times M rows of x, into y; kSteps steps per group.
 template <int M, int kSteps>
-void tile_times_rows(const Nvfp4Matrix& w, int64_t tile, const float* x, const float* bias, float* y) {
+void tile_times_rows(const Nvfp4Matrix &w, int64_t tile, const float *x, const float *bias, float *y) {
   // With few rows of x, several partial sums per row keep enough multiplications in flight.
   constexpr int kParts = M == 1 ? 4 : M <= 3 ? 2 : 1;
   const int64_t groups = w.columns / w.group_size;
-  const uint8_t* packed = w.packed + tile * groups * kSteps * kStepBytes;
-  const uint8_t* scales = w.scales + tile * groups * kTileRows;
+  const uint8_t *packed = w.packed + tile * groups * kSteps * kStepBytes;
+  const uint8_t *scales = w.scales + tile * groups * kTileRows;
   F total[kVectors][M];
-  for (auto& one : total) std::fill_n(one, M, Vector::zero());
+  for (auto &one : total) std::fill_n(one, M, Vector::zero());
   for (int64_t g = 0; g < groups; ++g) {
 #pragma GCC unroll 2
     for (int v = 0; v < kVectors; ++v) {
@@ -46,12 +46,12 @@ void tile_times_rows(const Nvfp4Matrix& w, int64_t tile, const float* x, const f
         for (int nibble = 0; nibble < 2; ++nibble) {  // half the columns at a time; all of them would exceed the registers at M = 8
           F column[kNibbleColumns];
           Vector::decode(packed + s * kStepBytes + v * Vector::width * kStepColumns / 2, nibble, column);
-          const float* xs = x + (g * kSteps + s) * kStepColumns + nibble * kNibbleColumns;
+          const float *xs = x + (g * kSteps + s) * kStepColumns + nibble * kNibbleColumns;
 #pragma GCC unroll 4
           for (int c = 0; c < kNibbleColumns; ++c) {
 #pragma GCC unroll 8
             for (int m = 0; m < M; ++m) {
-              F& sum = part[m * kParts + c % kParts];
+              F &sum = part[m * kParts + c % kParts];
               sum = Vector::fma(column[c], Vector::broadcast(xs[m * w.columns + c]), sum);
             }
           }
@@ -73,7 +73,7 @@ void tile_times_rows(const Nvfp4Matrix& w, int64_t tile, const float* x, const f
   for (int m = 0; m < M; ++m) {
     float sums[kTileRows];
     for (int v = 0; v < kVectors; ++v) Vector::store(sums + v * Vector::width, total[v][m]);
-    float* out = y + m * w.rows + first;
+    float *out = y + m * w.rows + first;
     for (int r = 0; r < count; ++r) {
       out[r] = sums[r] * kScaleUnit * w.row_factor[first + r] + (bias ? bias[first + r] : 0.0f);
     }
@@ -81,15 +81,14 @@ void tile_times_rows(const Nvfp4Matrix& w, int64_t tile, const float* x, const f
 }
 
 template <int M = kMaxRows>
-void tile_times_up_to(int64_t m, const Nvfp4Matrix& w, int64_t tile, const float* x, const float* bias, float* y) {
+void tile_times_up_to(int64_t m, const Nvfp4Matrix &w, int64_t tile, const float *x, const float *bias, float *y) {
   if (m == M) {
     return w.group_size == 16 ? tile_times_rows<M, 2>(w, tile, x, bias, y) : tile_times_rows<M, 4>(w, tile, x, bias, y);
   }
   if constexpr (M > 1) tile_times_up_to<M - 1>(m, w, tile, x, bias, y);
 }
 
-void linear(const Nvfp4Matrix& w, const float* x, int64_t m, const float* bias, float* y, int64_t tile_begin,
-            int64_t tile_end) {
+void linear(const Nvfp4Matrix &w, const float *x, int64_t m, const float *bias, float *y, int64_t tile_begin, int64_t tile_end) {
   for (int64_t cached = 0; cached < m; cached += kCachedRows) {
     const int64_t end = std::min(m, cached + kCachedRows);
     for (int64_t tile = tile_begin; tile < tile_end; ++tile) {
@@ -101,7 +100,7 @@ void linear(const Nvfp4Matrix& w, const float* x, int64_t m, const float* bias, 
   }
 }
 
-void dequantize(const Nvfp4Matrix& w, float* out, int64_t tile_begin, int64_t tile_end) {
+void dequantize(const Nvfp4Matrix &w, float *out, int64_t tile_begin, int64_t tile_end) {
   const int64_t steps = w.columns / kStepColumns, groups = w.columns / w.group_size;
   for (int64_t tile = tile_begin; tile < tile_end; ++tile) {
     const int64_t first = tile * kTileRows;
@@ -110,7 +109,7 @@ void dequantize(const Nvfp4Matrix& w, float* out, int64_t tile_begin, int64_t ti
       const int64_t group = step * kStepColumns / w.group_size;
       float columns[kStepColumns][kTileRows];
       for (int v = 0; v < kVectors; ++v) {
-        const uint8_t* bytes = w.packed + (tile * steps + step) * kStepBytes + v * Vector::width * kStepColumns / 2;
+        const uint8_t *bytes = w.packed + (tile * steps + step) * kStepBytes + v * Vector::width * kStepColumns / 2;
         const F scale = Vector::scales(w.scales + (tile * groups + group) * kTileRows + v * Vector::width);
         for (int nibble = 0; nibble < 2; ++nibble) {
           F column[kNibbleColumns];
@@ -121,7 +120,7 @@ void dequantize(const Nvfp4Matrix& w, float* out, int64_t tile_begin, int64_t ti
         }
       }
       for (int r = 0; r < count; ++r) {
-        float* to = out + (first + r) * w.columns + step * kStepColumns;
+        float *to = out + (first + r) * w.columns + step * kStepColumns;
         for (int c = 0; c < kStepColumns; ++c) to[c] = columns[c][r] * kScaleUnit * w.row_factor[first + r];
       }
     }

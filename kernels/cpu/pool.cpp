@@ -24,7 +24,7 @@ class Pool {
 
   int threads() const { return threads_; }
 
-  void run(int64_t size, int64_t grain, Share share, const void* context) {
+  void run(int64_t size, int64_t grain, Share share, const void *context) {
     // A multiple of the threads: of five equal shares, one of two threads would do three.
     const int64_t each = std::min<int64_t>(kSharesPerThread, ((size + grain - 1) / grain + threads_ - 1) / threads_);
     const int64_t shares = std::min<int64_t>(threads_ * each, size);
@@ -36,7 +36,9 @@ class Pool {
     ++run_;
     left_.store(static_cast<uint64_t>(run_) << 32 | static_cast<uint64_t>(shares));  // publishes what was written above
     if (sleeping_.load() > 0) {
-      { std::lock_guard lock(mutex_); }
+      {
+        std::lock_guard lock(mutex_);
+      }
       awake_.notify_all();
     }
     while (one_share()) {
@@ -91,7 +93,7 @@ class Pool {
 
   const int threads_;
   Share share_ = nullptr;
-  const void* context_ = nullptr;
+  const void *context_ = nullptr;
   int64_t size_ = 0, share_size_ = 0;
   uint32_t run_ = 0;
   std::atomic<uint64_t> left_{0};
@@ -106,11 +108,11 @@ class Pool {
 struct State {
   std::mutex busy;
   std::atomic<int> wanted{1};
-  Pool* pool = nullptr;
+  Pool *pool = nullptr;
 };
 
-State*& state() {
-  static State* made = [] {
+State *&state() {
+  static State *made = [] {
     // A forked child has none of the threads, and may inherit a held lock, so it starts anew.
     pthread_atfork(nullptr, nullptr, [] {
       const int wanted = state()->wanted;
@@ -126,9 +128,9 @@ State*& state() {
 
 void set_threads(int threads) { state()->wanted = std::max(1, threads); }
 
-void run_parallel(int64_t size, int64_t grain, Share share, const void* context) {
+void run_parallel(int64_t size, int64_t grain, Share share, const void *context) {
   if (size <= 0) return;
-  State& now = *state();
+  State &now = *state();
   std::unique_lock lock(now.busy, std::try_to_lock);
   const int threads = now.wanted;
   if (!lock || threads == 1 || size <= grain) return share(context, 0, size);

@@ -20,18 +20,18 @@ inline int64_t grain(int64_t multiplications) {
   return kMultiplicationsPerThread / std::max<int64_t>(multiplications, 1) + 1;
 }
 
-using Share = void (*)(const void* context, int64_t begin, int64_t end);
+using Share = void (*)(const void *context, int64_t begin, int64_t end);
 
 // Calls share(context, begin, end) on several threads for ranges that cover 0 .. size, and returns when all are done. Ranges are about
 // equally many per thread, and of about `grain` items or more. The caller works alone if size <= grain, or if another thread of the
 // process is in here already.
-void run_parallel(int64_t size, int64_t grain, Share share, const void* context);
+void run_parallel(int64_t size, int64_t grain, Share share, const void *context);
 
 template <class Function>
-void parallel_for(int64_t size, int64_t grain, const Function& function) {
-  run_parallel(
-      size, grain, [](const void* context, int64_t begin, int64_t end) { (*static_cast<const Function*>(context))(begin, end); },
-      &function);
+void parallel_for(int64_t size, int64_t grain, const Function &function) {
+  run_parallel(size, grain, [](const void *context, int64_t begin, int64_t end) {
+    (*static_cast<const Function *>(context))(begin, end);
+  }, &function);
 }
 
 }  // namespace voltserve::cpu

@@ -23,39 +23,39 @@ struct Vector {
   static F set(float a) {
     return each([a](int) { return a; });
   }
-  static F load(const float* from) {
+  static F load(const float *from) {
     return each([from](int r) { return from[r]; });
   }
-  static F load16(const uint16_t* from, bool bfloat16) {
+  static F load16(const uint16_t *from, bool bfloat16) {
     return each([=](int r) { return bfloat16 ? from_bits(uint32_t{from[r]} << 16) : from_half(from[r]); });
   }
-  static void store(float* to, const F& a) { std::copy_n(a.row, width, to); }
+  static void store(float *to, const F &a) { std::copy_n(a.row, width, to); }
   static float broadcast(float a) { return a; }
-  static F add(const F& a, const F& b) {
+  static F add(const F &a, const F &b) {
     return each([&](int r) { return a.row[r] + b.row[r]; });
   }
-  static F sub(const F& a, const F& b) {
+  static F sub(const F &a, const F &b) {
     return each([&](int r) { return a.row[r] - b.row[r]; });
   }
-  static F mul(const F& a, const F& b) {
+  static F mul(const F &a, const F &b) {
     return each([&](int r) { return a.row[r] * b.row[r]; });
   }
-  static F div(const F& a, const F& b) {
+  static F div(const F &a, const F &b) {
     return each([&](int r) { return a.row[r] / b.row[r]; });
   }
-  static F fma(const F& a, float b, const F& c) {
+  static F fma(const F &a, float b, const F &c) {
     return each([&](int r) { return a.row[r] * b + c.row[r]; });
   }
-  static F fma(const F& a, const F& b, const F& c) {
+  static F fma(const F &a, const F &b, const F &c) {
     return each([&](int r) { return a.row[r] * b.row[r] + c.row[r]; });
   }
-  static F exp(const F& a) {
+  static F exp(const F &a) {
     return each([&](int r) { return std::exp(a.row[r]); });
   }
-  static float sum(const F& a) { return std::accumulate(a.row, a.row + width, 0.0f); }
+  static float sum(const F &a) { return std::accumulate(a.row, a.row + width, 0.0f); }
 
   // E4M3: 4 bits of exponent (bias 7), 3 of mantissa; exponent 0 is subnormal, with the unit of exponent 1. Times 2^-8.
-  static F scales(const uint8_t* bytes) {
+  static F scales(const uint8_t *bytes) {
     return each([=](int r) {
       const int exponent = bytes[r] >> 3 & 0xF, mantissa = (bytes[r] & 7) + (exponent ? 8 : 0);
       const float magnitude = static_cast<float>(mantissa << (exponent ? exponent : 1)) * 0x1p-18f;
@@ -63,7 +63,7 @@ struct Vector {
     });
   }
 
-  static void decode(const uint8_t* bytes, int nibble, F* column) {
+  static void decode(const uint8_t *bytes, int nibble, F *column) {
     for (int c = 0; c < kNibbleColumns; ++c) {
       column[c] = each([=](int r) { return kE2m1[bytes[step_byte(r, c)] >> (nibble * 4) & 0xF]; });
     }
@@ -102,7 +102,7 @@ struct Vector {
 
 namespace voltserve::cpu {
 
-const Kernels kPortable = {"portable", [] { return true; }, linear, dequantize,
-                           linear16, rms_norm, silu_and_mul, attend, norm_and_rotate, causal_conv1d, gated_delta_rule};
+const Kernels kPortable = {"portable", [] { return true; }, linear,        dequantize,      linear16, rms_norm, silu_and_mul,
+                           attend,     norm_and_rotate,     causal_conv1d, gated_delta_rule};
 
 }  // namespace voltserve::cpu

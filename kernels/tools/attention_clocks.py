@@ -82,14 +82,15 @@ def build(folder: Path) -> Path:
     (out / room / "decode.cuh").write_text(with_points((sources / room / "decode.cuh").read_text()))
     compiled, library = out / "decode.o", out / "libvoltserve_cuda.so"
     first, last = folder.name.split("-")[1:]
-    command = [cuda_home / "bin" / "nvcc", "-gencode", f"arch=compute_{first},code=sm_{last}", "-O3", "-std=c++17"]
+    code = f"arch=compute_{first},code=sm_{last}"
+    command: list[str | Path] = [cuda_home / "bin" / "nvcc", "-gencode", code, "-O3", "-std=c++17"]
     # The copy's folder comes first, so its header is found instead of the kernels' own.
-    found_in = ["-I", out, "-I", sources]
+    found_in: list[str | Path] = ["-I", out, "-I", sources]
     source = sources / room / "decode.cu"
     subprocess.run([*command, "-Xcompiler", "-fPIC", *found_in, "-c", source, "-o", compiled], check=True)
     replaced = folder / "attention" / "decode.o"
     others = [one for one in folder.glob("*/*.o") if one not in (replaced, compiled)]
-    linked = [
+    linked: list[str | Path] = [
         "g++",
         "-shared",
         compiled,
@@ -173,7 +174,7 @@ def main() -> None:
         result = {
             "what": "when warps of decoding attention come to points of the kernel, in us since the first one's start",
             "provenance": "measured",
-            "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+            "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
             "device": torch.cuda.get_device_name(),
             "command": " ".join(sys.argv),
             "rows": rows,

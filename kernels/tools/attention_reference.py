@@ -141,7 +141,11 @@ def paged_attention(
             tiny = (~unseen).double() @ v.abs() * (2.0**-25 / whole)
             error = (weight * wrong).masked_fill(unseen, 0) @ v.abs()
             error += (weight * wrong).masked_fill(unseen, 0).sum(-1, keepdim=True) * magnitude
-            put = lambda values: values.permute(2, 0, 1, 3).flatten(1, 2)  # noqa: E731
-            exact[rows] = put(weight @ v)
-            allowed[rows] = put(2.0**-10 * magnitude + tiny + error + 2.0**-24)
+            exact[rows] = _by_token(weight @ v)
+            allowed[rows] = _by_token(2.0**-10 * magnitude + tiny + error + 2.0**-24)
     return exact, allowed
+
+
+def _by_token(values: torch.Tensor) -> torch.Tensor:
+    """[key heads, query heads per key head, tokens, size] as [tokens, query heads, size]."""
+    return values.permute(2, 0, 1, 3).flatten(1, 2)

@@ -58,7 +58,7 @@ class Findings:
         result = {
             "what": what,
             "provenance": "measured",
-            "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+            "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
             "device": torch.cuda.get_device_name(),
             "torch": torch.__version__,
             "command": " ".join(sys.argv),

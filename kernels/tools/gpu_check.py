@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -42,7 +43,7 @@ class Checker(Findings):
             self.failures.append(f"{kind} {what}: wrote outside its output")
 
     def linear(
-        self, w: Canonical, packed: Packed, exact: torch.Tensor, m: int, adversarial: bool, **choice: int
+        self, w: Canonical, packed: Packed, exact: torch.Tensor, m: int, adversarial: bool, **choice: Any
     ) -> None:
         """One product; x is a view with a wider row stride that starts in the middle of its buffer."""
         wide = random_activations(m, packed.k + 16, self.random, adversarial)
@@ -89,7 +90,7 @@ class Checker(Findings):
         routes = torch.rand(tokens, experts, device="cuda", generator=self.random).topk(top_k).indices
         for variant in ("mma8", "mma16", "mma32", "mma64"):
             number = self.native.variants()[variant]
-            block = self.native.shape(number).tokens
+            block = self.native.shape_of(variant).tokens
             slots, block_experts = align(routes, experts, block)
             buffer, y = self.guarded(tokens * top_k, n)
             padded = torch.tensor([len(slots)], dtype=torch.int32, device="cuda")
@@ -125,7 +126,7 @@ def repeats(checker: Checker, count: int) -> None:
     w = random_weights(1024, 4096, 16, checker.random)
     packed = checker.native.pack(w.codes, w.scales, w.row_factor, 16)
     for name, number in checker.native.variants().items():
-        m = checker.native.shape(number).tokens
+        m = checker.native.shape_of(name).tokens
         x = random_activations(m, 4096, checker.random)
         y = torch.empty(m, 1024, dtype=torch.float16, device="cuda")
         launch = checker.native.linear(x, packed, y, None, number, 300)
@@ -155,8 +156,8 @@ def main() -> int:
             packed = checker.native.pack(w.codes, w.scales, w.row_factor, group)
             exact = w.double()
             checker.dequantize(w, packed, exact)
-            for number in checker.native.variants().values():
-                tokens = checker.native.shape(number).tokens
+            for name, number in checker.native.variants().items():
+                tokens = checker.native.shape_of(name).tokens
                 for m, blocks in ((tokens, 1), (2 * tokens + 1, 37)):
                     if arguments.quick or k <= 8192 or tokens <= 16:
                         checker.linear(w, packed, exact, m, adversarial, variant=number, blocks=blocks)

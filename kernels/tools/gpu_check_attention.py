@@ -154,11 +154,11 @@ class Checker(Findings):
         """Both may be off by the allowed error, in opposite directions."""
         theirs = torch.empty_like(batch.q)
         # It multiplies what is past a request's end by 0, so no NaN must be there, nor may its table point nowhere.
-        caches = [cache.nan_to_num(0.0) for cache in (batch.k_cache, batch.v_cache)]
-        table = batch.block_table.clamp(max=caches[0].shape[0] - 1)
+        keys, values = (cache.nan_to_num(0.0) for cache in (batch.k_cache, batch.v_cache))
+        table = batch.block_table.clamp(max=keys.shape[0] - 1)
         triton_peer.launcher(
-            self.triton, batch.q, *caches, table, batch.query_start, batch.seq_lens, longest, int(batch.seq_lens.max()),
-            theirs, scale, window, soft_cap,
+            self.triton, batch.q, keys, values, table, batch.query_start, batch.seq_lens, longest,
+            int(batch.seq_lens.max()), theirs, scale, window, soft_cap,
         )()  # fmt: skip
         self.all_within(f"beside Triton, {kind}", what, (ours.double() - theirs.double()).abs() / (2 * allowed))
 

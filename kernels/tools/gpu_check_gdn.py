@@ -10,6 +10,7 @@ cache. `--quick`: few and small cases and no times, for compute-sanitizer.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -181,7 +182,7 @@ class Checker(Findings):
         slots = torch.tensor([0, 1], dtype=torch.int32, device="cuda")
         wide = torch.zeros(4, 6, 16, 16, device="cuda")
         odd = torch.zeros(4, layer.state[0].numel() + 1, device="cuda")[:, 1:].unflatten(1, layer.state.shape[1:])
-        calls = {
+        calls: dict[str, Callable[[], Any]] = {
             "K = 32, 64 or 128, got 16": lambda: layer_of(wide).rule(x[:, :160], a, b, slots, None, None),
             "multiples of 16 bytes": lambda: layer_of(odd).rule(x, a, b, slots, None, None),
             "slots: expected": lambda: layer.rule(x, a, b, slots[:1], None, None),
@@ -219,7 +220,7 @@ def seconds_of(graph: torch.cuda.CUDAGraph, launches: int) -> float:
         end.record()
         torch.cuda.synchronize()
         times.append(begin.elapsed_time(end) / 1e3)
-    return sorted(times)[10] / launches
+    return float(sorted(times)[10]) / launches
 
 
 def copy_bytes_per_second() -> float:

@@ -14,6 +14,7 @@ import itertools
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -127,7 +128,7 @@ class Checker(Findings):
 def check_op(checker: Checker) -> None:
     """The op's results without ranks, and bad arguments with what their errors must say."""
     op = torch.ops.voltserve.all_reduce_rms_norm
-    rest = ([], [], None, 0, 0.0)
+    rest: tuple[Any, ...] = ([], [], None, 0, 0.0)
     for shape in ((1, 5120), (3, 576), (0, 64), (2, 3, 128), (100, 4096)):
         x, weight, former = checker.numbers(*shape), checker.numbers(shape[-1]), checker.numbers(*shape)
         for residual in (None, former.clone()):
@@ -139,7 +140,7 @@ def check_op(checker: Checker) -> None:
     x, weight = checker.numbers(8, 5120), checker.numbers(5120)
     epochs = torch.ones(EPOCHS, dtype=torch.int32, device="cuda")
     many = checker.numbers(65, 5120)
-    calls = {
+    calls: dict[str, Callable[[], Any]] = {
         "x: expected contiguous Half": lambda: op(x.float(), None, weight, EPS, *rest),
         "x: expected [..., 5120]": lambda: op(x[:, :64], None, weight, EPS, *rest),
         "x: expected a 16-byte boundary": lambda: op(x.flatten()[1:5121], None, weight, EPS, *rest),

@@ -126,7 +126,7 @@ def experts(c: Checker) -> None:
     routes = torch.rand(tokens, count, device="cuda", generator=c.random).topk(top_k).indices
     for n, k in ((768, 1024), (320, 80), (80, 160)):
         members = [c.weight(n, k) for _ in range(count)]
-        packed, scales = (stacked([m[1][i] for m in members]) for i in (0, 1))
+        packed, scales = stacked([m[1][0] for m in members]), stacked([m[1][1] for m in members])
         factor = torch.stack([m[1][2] for m in members])
         x = random_activations(tokens, k, c.random)
         for block in (8, 16, 32, 64):
@@ -170,12 +170,13 @@ def rows_of_kernels(c: Checker) -> None:
     def row(x: torch.Tensor, apart: bool) -> torch.Tensor:
         residual = x.clone()
         for _ in range(8):
-            for step in (
+            steps: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (
                 lambda x: c.ops.all_reduce_rms_norm(x, residual, weight, 1e-6, [], [], None, 0, 0.0),
                 lambda x: c.ops.nvfp4_linear(x, *up),
                 c.ops.silu_and_mul,
                 lambda x: c.ops.nvfp4_linear(x, *down),
-            ):
+            )
+            for step in steps:
                 x = step(x)
                 if apart:
                     torch.cuda.synchronize()

@@ -156,7 +156,7 @@ def milliseconds(launch: Any, times: int = 200) -> float:
     graph.replay()
     end.record()
     end.synchronize()
-    return begin.elapsed_time(end) / times
+    return float(begin.elapsed_time(end)) / times
 
 
 def timed(checker: Checker) -> list[dict[str, Any]]:

@@ -8,6 +8,7 @@ files alone.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +25,12 @@ Launch = Callable[[], Any]
 def tinygemm(m: int, n: int, k: int, copies: int) -> list[Launch]:
     """Calls of torch's int4 product with x [m, k], one for each of `copies` weights [n, k]."""
     x = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
-    calls = []
+    calls: list[Launch] = []
     for _ in range(copies):
         codes = torch.randint(0, 256, (n, k // 2), device="cuda", dtype=torch.uint8)
         packed = torch.ops.aten._convert_weight_to_int4pack(codes, TINYGEMM_INNER_TILES)
         scales = torch.randn(k // TINYGEMM_GROUP, n, 2, device="cuda", dtype=torch.bfloat16)
-        calls.append(
-            lambda packed=packed, scales=scales: torch.ops.aten._weight_int4pack_mm(x, packed, TINYGEMM_GROUP, scales)
-        )
+        calls.append(partial(torch.ops.aten._weight_int4pack_mm, x, packed, TINYGEMM_GROUP, scales))
     return calls
 
 
@@ -44,15 +43,12 @@ def awq(vllm: Path) -> Callable[[int, int, int, int], list[Launch]]:
 
     def calls(m: int, n: int, k: int, copies: int) -> list[Launch]:
         x = torch.randn(m, k, device="cuda").half()
-        made = []
+        made: list[Launch] = []
         for _ in range(copies):
             random = torch.randint(-(2**31), 2**31 - 1, (k + k // AWQ_GROUP, n // 8), device="cuda", dtype=torch.int32)
             scales = torch.randn(k // AWQ_GROUP, n, device="cuda").half()
-            made.append(
-                lambda codes=random[:k], zeros=random[k:], scales=scales: module.awq_gemm_triton(
-                    x, codes, scales, zeros, AWQ_SPLIT_K
-                )
-            )
+            codes, zeros = random[:k], random[k:]
+            made.append(partial(module.awq_gemm_triton, x, codes, scales, zeros, AWQ_SPLIT_K))
         return made
 
     return calls

@@ -141,8 +141,15 @@ class Library:
         found = self._c.voltserve_shape(variant)
         if not found:
             return None
-        values = [getattr(found.contents, name) for name, _ in _Shape._fields_]
+        values = [getattr(found.contents, name) for name, *_ in _Shape._fields_]
         return Shape(values[0].decode(), *values[1:])
+
+    def shape_of(self, name: str) -> Shape:
+        """The block of the variant of this name. Raises KeyError for an unknown name."""
+        shape = self.shape(self.variants()[name])
+        if shape is None:
+            raise KeyError(name)
+        return shape
 
     def variants(self) -> dict[str, int]:
         """Name to number of every variant."""
@@ -168,7 +175,7 @@ class Library:
         plan, error = self._plan(m, n, k, group, arch, processors, experts)
         if error:
             raise ValueError(error)
-        values = {name: getattr(plan, name) for name, _ in _Plan._fields_}
+        values = {name: getattr(plan, name) for name, *_ in _Plan._fields_}
         return Plan(**{**values, "path": ("fused", "dequantize")[plan.path], "reason": plan.reason.decode()})
 
     def _plan(self, *problem: int) -> tuple[_Plan, str]:

@@ -9,7 +9,7 @@
 #include <thread>
 #include <vector>
 
-int main(int argc, char** argv) {
+int main(int argc, char **argv) {
   const int threads = argc > 1 ? std::max(1, std::atoi(argv[1])) : 1;
   constexpr size_t kBytes = size_t{1} << 30, kRuns = 7;
   const size_t words = kBytes / 8 / threads / 64 * 64;
@@ -29,7 +29,7 @@ int main(int argc, char** argv) {
         sums[t] = *std::max_element(sum, sum + 64);
       });
     }
-    for (auto& reader : readers) reader.join();
+    for (auto &reader : readers) reader.join();
     const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
     best = std::max(best, static_cast<double>(words) * 8 * threads / taken.count() / 1e9);
   }

@@ -45,7 +45,7 @@ def differences(before: Mapping[str, str], after: Mapping[str, str]) -> list[str
 
 def disassembled(library: Path, cuda_home: Path) -> dict[str, str]:
     """The sm_70 kernels of a shared library. Raises CalledProcessError where cuobjdump cannot read it."""
-    command = [cuda_home / "bin" / "cuobjdump", "-sass", "-arch", "sm_70", library]
+    command: list[str | Path] = [cuda_home / "bin" / "cuobjdump", "-sass", "-arch", "sm_70", library]
     return functions(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 

@@ -32,7 +32,7 @@ def seconds(launches: Sequence[Callable[[], Any]], replays: int = 7) -> float:
         stop.record()
         stop.synchronize()
         times.append(start.elapsed_time(stop) / 1e3 / len(launches))
-    return statistics.median(times[2:])
+    return float(statistics.median(times[2:]))
 
 
 def ceilings(library: Library) -> dict[str, float]:

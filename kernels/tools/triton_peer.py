@@ -23,7 +23,7 @@ def load(vllm: Path) -> Any:
     import triton
     import triton.language
 
-    stubs = {
+    stubs: dict[str, dict[str, Any]] = {
         "vllm.envs": {"VLLM_BATCH_INVARIANT": False},
         "vllm.logger": {"init_logger": logging.getLogger},
         "vllm.platforms": {"current_platform": types.SimpleNamespace(fp8_dtype=lambda: torch.float8_e4m3fn)},

@@ -1,7 +1,7 @@
 """Asks an engine fixed questions and writes down what it answers, and how sure it was.
 
-    answers.py --make-questions MODEL QUESTIONS     prompts and texts as token ids of the model's tokenizer
-    answers.py --questions QUESTIONS MODEL OUTPUT [engine flags …]
+    python -m scripts.gpu_e2e.answers --make-questions MODEL QUESTIONS     prompts and texts as token ids
+    python -m scripts.gpu_e2e.answers --questions QUESTIONS MODEL OUTPUT [engine flags …]
 
 20 prompts are continued greedily by 64 tokens, one after another and all together; of two texts, every token's log
 probability is asked for. compare.py compares two such files.
@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from served import Engine, serve
+from scripts.gpu_e2e.served import Engine, serve
 
 TOKENS = 64
 WINDOW = 1024  # tokens of a text

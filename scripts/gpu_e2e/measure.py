@@ -1,6 +1,7 @@
 """Measures decoding of a large model in one engine: eager and CUDA graphs, our products and the reference way.
 
-    measure.py MODEL OUTPUT [--make SHAPE] [--eager] [--streams 1 8 16 32] [--tokens 64] [--library FILE.so] …
+    python -m scripts.gpu_e2e.measure MODEL OUTPUT [--make SHAPE] [--eager] [--streams 1 8 16 32] [--tokens 64]
+        [--library FILE.so] …
 
 --make writes MODEL first, of a shape of synthetic.py, while vLLM is imported. --library: libvoltserve_cuda.so, whose
 kernel that only reads is the yardstick. --eager: as `serve --enforce-eager`, whose steps are recorded and fused
@@ -27,16 +28,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import profiles
 import torch
-from served import listen_for_decisions
-from synthetic import SHAPES
 from torch.nn import functional
 from vllm.distributed.parallel_state import get_tp_group
 
 from engine.layers.linear import QuasarNvfp4LinearMethod
 from engine.steps import recording
 from engine.steps.graph_check import GraphSwitch
+from scripts.gpu_e2e import profiles
+from scripts.gpu_e2e.served import listen_for_decisions
+from scripts.gpu_e2e.synthetic import SHAPES
 
 
 class Bench(profiles.Profilers, GraphSwitch):
@@ -176,7 +177,7 @@ def engine_arguments(arguments: argparse.Namespace) -> Any:
         kv_cache_memory_bytes=arguments.cache_bytes,
         enable_prefix_caching=False,
         language_model_only=True,
-        worker_extension_cls="measure.Bench",
+        worker_extension_cls="scripts.gpu_e2e.measure.Bench",
         enforce_eager=arguments.eager,
         compilation_config={} if arguments.eager else {"cudagraph_capture_sizes": graph_sizes(arguments.streams)},
         disable_custom_all_reduce=arguments.nccl,
@@ -199,7 +200,8 @@ def keep_recorded(path: Path) -> None:
         path.write_text(module.code)
         return step
 
-    recording.replay = replay
+    patched: Any = recording
+    patched.replay = replay
 
 
 async def run(arguments: argparse.Namespace) -> None:
@@ -210,7 +212,7 @@ async def run(arguments: argparse.Namespace) -> None:
 
     load_general_plugins()
     if maker is not None and maker.wait() != 0:
-        raise SystemExit(f"synthetic.py exited with {maker.returncode}")
+        raise SystemExit(f"scripts.gpu_e2e.synthetic exited with {maker.returncode}")
     result: dict[str, Any] = {
         "what": "decoding on the GPU named, through vLLM and the overlay",
         "provenance": "measured",
@@ -352,8 +354,8 @@ def agreement(ours: torch.Tensor, reference: torch.Tensor) -> dict[str, float]:
 
 def make(shape: str, model: Path) -> "subprocess.Popen[bytes]":
     """Starts writing the checkpoint, on the GPU."""
-    program = Path(__file__).with_name("synthetic.py")
-    return subprocess.Popen([sys.executable, str(program), shape, str(model), "--device", "cuda"])
+    command = [sys.executable, "-m", "scripts.gpu_e2e.synthetic", shape, str(model), "--device", "cuda"]
+    return subprocess.Popen(command)
 
 
 def read_ceiling(library: Path) -> float:

@@ -1,6 +1,6 @@
 """Makes build/gpu_e2e/: what a bare GPU machine with Python 3.12 and its own torch needs to run the overlay end to end.
 
-.venv/bin/python scripts/gpu_e2e/pack.py [--requirements FILE] [--model models/smollm2-nvfp4]
+.venv/bin/python -m scripts.gpu_e2e.pack [--requirements FILE] [--model models/smollm2-nvfp4]
 
 site.tar.xz      vLLM's Python files with stand_ins/ in place of its compiled operators, wheels of --requirements,
                  and the overlay's entry points
@@ -24,8 +24,9 @@ import zipfile
 from pathlib import Path
 
 import torch
-from answers import make_questions
 from safetensors.torch import load_file, save_file
+
+from scripts.gpu_e2e.answers import make_questions
 
 ROOT = Path(__file__).resolve().parents[2]
 OUT = ROOT / "build" / "gpu_e2e"

@@ -19,6 +19,8 @@ Decode = Callable[[int, int], Awaitable[None]]  # (streams, tokens)
 class Profilers:
     """What vLLM's worker gains for it."""
 
+    model_runner: Any
+
     def voltserve_profile_python(self, on: bool, path: str = "") -> None:
         """Starts Python's profiler, or stops it and writes its table."""
         if on:
@@ -71,7 +73,7 @@ def milliseconds(run: Callable[[], Any]) -> float:
         end.record()
         times.append((begin, end))
     torch.cuda.synchronize()
-    return round(statistics.median(begin.elapsed_time(end) for begin, end in times), 4)
+    return round(float(statistics.median(begin.elapsed_time(end) for begin, end in times)), 4)
 
 
 async def write(engine: Any, decode: Decode, beside: Path, kind: str) -> None:

@@ -1,15 +1,15 @@
 """Whether two engines' texts part because routers held two experts for all but equal.
 
-    routing.py ask QUESTIONS MODEL RECORD --other RECORD [engine flags …]     of both engines at once
-    routing.py judge REFERENCE_RECORD OTHER_RECORD OUTPUT.json --device NAME --command COMMAND
+    python -m scripts.gpu_e2e.routing ask QUESTIONS MODEL RECORD --other RECORD [engine flags …]
+    python -m scripts.gpu_e2e.routing judge REFERENCE_RECORD OTHER_RECORD OUTPUT.json --device NAME --command COMMAND
 
 A router takes the k experts of largest logits. Where the last that it takes and the first that it does not are closer
 than rounding moves them, two engines take different experts, and from there on compute different things.
 
-`ask` continues answers.py's prompts greedily, one after another, and keeps every router's logits. Then it reads the
-other engine's texts twice: with experts of its own choice, and with those that the other engine took. The latter leaves
-nothing but rounding between the two. Modules are watched, so the step must be eager and not recorded
-(TORCH_COMPILE_DISABLE=1).
+`ask` runs for both engines at once. It continues answers.py's prompts greedily, one after another, and keeps every
+router's logits. Then it reads the other engine's texts twice: with experts of its own choice, and with those that the
+other engine took. The latter leaves nothing but rounding between the two. Modules are watched, so the step must be
+eager and not recorded (TORCH_COMPILE_DISABLE=1).
 """
 
 import argparse
@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from answers import TOKENS
-from compare import GAP, first_difference
+
+from scripts.gpu_e2e.answers import TOKENS
+from scripts.gpu_e2e.compare import GAP, first_difference
 
 LIKELIEST = 5
 WAIT_S = 120.0  # for the other engine

@@ -1,6 +1,6 @@
 """Writes a random checkpoint with the names, dtypes and shapes of Qwen3.8-27B-QUASAR-NVFP4, less its vision tower.
 
-    synthetic_hybrid.py DIRECTORY [--layers 64] [--device cuda]
+    python -m scripts.gpu_e2e.synthetic_hybrid DIRECTORY [--layers 64] [--device cuda]
 
 The tower is declared in config.json, as is the MTP layer, whose tensors the original lacks too; an engine that serves
 text only loads neither.
@@ -11,9 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from synthetic import Writer
 
-from tests.quasar_config import ORIGINAL, Sizes, config
+from lookalikes.quasar_config import ORIGINAL, Sizes, config
+from scripts.gpu_e2e.synthetic import Writer
 
 
 class HybridWriter(Writer):

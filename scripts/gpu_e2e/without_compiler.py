@@ -1,6 +1,6 @@
 """An engine whose PATH has no C compiler beside one that has: equal answers, and which Triton kernels ran.
 
-    without_compiler.py MODEL QUESTIONS OUTPUT.json
+    python -m scripts.gpu_e2e.without_compiler MODEL QUESTIONS OUTPUT.json
 
 Both engines of a pair run at once on one GPU, eagerly and then in CUDA graphs, each with an empty Triton cache. Each is
 asked the greedy continuations of answers.py's prompts, one after another, and 16 samples of one prompt, whose top-k and
@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from served import Engine, serve
+from scripts.gpu_e2e.served import Engine, serve
 
 COMPILERS = re.compile(r"(.*-)?(gcc|g\+\+|cc|c\+\+|c89|c99|cc1|cc1plus|clang|clang\+\+|tcc|nvcc)(-[\d.]+)?(-gcc|-cc)?")
 FLAGS = (
@@ -85,7 +85,7 @@ def main() -> None:
 
     report: dict[str, Any] = {
         "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
-        "command": "scripts/gpu_e2e/without_compiler.py MODEL QUESTIONS FILE",
+        "command": "python -m scripts.gpu_e2e.without_compiler MODEL QUESTIONS FILE",
         "provenance": "measured; random weights in SmolLM2's shapes",
         "machine": f"{torch.cuda.get_device_name()}, torch {torch.__version__}, treated as a V100",
     }

@@ -2,8 +2,9 @@
 
 .venv/bin/python -m scripts.gpu_tp2.prepare
 
-The models are those of tests/engine/models.py: awkward widths, fused members with unequal globals, one key/value head;
-heads of 64, which our attention takes. A file of jobs for each way, since ways may run side by side.
+The models are those of lookalikes/random_models.py: awkward widths, fused members with unequal globals, one key/value
+head. Heads have 64 dimensions, which our attention takes. Each way has its own job file, since ways may run side by
+side.
 """
 
 import json
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.engine.models import QWEN3, QWEN3_MOE, formats, write_model
+from lookalikes.random_models import QWEN3, QWEN3_MOE, formats, write_model
 
 ROOT = Path(__file__).resolve().parents[2]
 OUT = ROOT / "build" / "gpu_tp2"
@@ -70,7 +71,7 @@ def main() -> None:
     (OUT / "cpu.json").write_text(json.dumps(on_cpu))
     for word, jobs in on_gpus.items():
         (OUT / f"jobs.{word}.json").write_text(json.dumps(jobs, indent=1))
-    command = [sys.executable, "-m", "tests.engine.greedy", str(OUT / "cpu.json")]
+    command = [sys.executable, "-m", "scripts.gpu_tp2.greedy", str(OUT / "cpu.json")]
     environment = os.environ | CPU | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1"}
     subprocess.run(command, cwd=ROOT, env=environment, check=True)
 

@@ -20,8 +20,8 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from tests import quasar_lookalike
-from tests.engine.models import MIXTRAL, QWEN3, QWEN3_MOE, Architecture, formats, write_model, write_tokenizer
+from lookalikes import quasar
+from lookalikes.random_models import MIXTRAL, QWEN3, QWEN3_MOE, Architecture, formats, write_model, write_tokenizer
 
 ROOT = Path(__file__).parents[2]
 VOLTSERVE = str(Path(sys.executable).with_name("voltserve"))
@@ -45,7 +45,7 @@ class Case:
             write_model(made, folder / f"{self.name}-twin", self.architecture, self.form)
             write_tokenizer(made)
         elif self.model == "look-alike":
-            quasar_lookalike.write(made)
+            quasar.write(made)
         elif self.form:
             subprocess.run([VOLTSERVE, "convert", self.model, str(made), "--format", self.form], cwd=ROOT, check=True)
         else:

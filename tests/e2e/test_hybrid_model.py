@@ -11,8 +11,8 @@ import pytest
 import torch
 from transformers import Qwen3_5ForConditionalGeneration
 
-from tests.quasar_config import SMALL
-from tests.quasar_lookalike import write
+from lookalikes.quasar import write
+from lookalikes.quasar_config import SMALL
 
 from .conftest import Service, serving
 

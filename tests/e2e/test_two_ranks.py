@@ -8,7 +8,7 @@ import httpx
 import psutil
 import pytest
 
-from tests.engine.models import QWEN3_MOE, write_model, write_tokenizer
+from lookalikes.random_models import QWEN3_MOE, write_model, write_tokenizer
 from tests.waiting import wait_until
 
 from .conftest import Service, serving

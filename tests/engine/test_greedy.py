@@ -10,7 +10,7 @@ from typing import NoReturn
 
 import pytest
 
-from . import greedy
+from scripts.gpu_tp2 import greedy
 
 
 def fails() -> NoReturn:

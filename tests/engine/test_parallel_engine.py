@@ -14,10 +14,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from tests import quasar_lookalike
-
-from .greedy import PROMPTS, TOKENS, run_jobs
-from .models import MIXTRAL, QWEN3, QWEN3_MOE, Architecture, formats, write_model
+from lookalikes import quasar
+from lookalikes.random_models import MIXTRAL, QWEN3, QWEN3_MOE, Architecture, formats, write_model
+from scripts.gpu_tp2.greedy import PROMPTS, TOKENS, run_jobs
 
 pytestmark = pytest.mark.e2e
 
@@ -61,7 +60,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if quantization := formats(case.architecture.router)[case.form].quantization:
             flags += ["--quantization", quantization]
         jobs.append({"flags": flags, "output": str(made / f"{case}.json")})
-    quasar_lookalike.write(made / HYBRID)
+    quasar.write(made / HYBRID)
     flags = [
         "--model",
         str(made / HYBRID),
@@ -89,7 +88,7 @@ def test_greedy_tokens_and_their_probabilities_are_the_dequantized_twin_s(folder
 
 
 def test_gated_deltanet_heads_and_their_states_are_split_over_ranks(folder: Path, tmp_path: Path) -> None:
-    expect_answers_of(quasar_lookalike.write(tmp_path), folder, HYBRID)
+    expect_answers_of(quasar.write(tmp_path), folder, HYBRID)
 
 
 def expect_answers_of(twin: Any, folder: Path, case: Case | str) -> None:

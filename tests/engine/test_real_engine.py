@@ -28,10 +28,9 @@ from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from engine import environment
+from lookalikes.linears import member
+from lookalikes.random_models import write_tokenizer
 from quant.formats import quantize_config
-
-from .made_layers import member
-from .models import write_tokenizer
 
 pytestmark = pytest.mark.e2e
 

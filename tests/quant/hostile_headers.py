@@ -1,4 +1,4 @@
-"""Hostile safetensors files, and what must hold of the header reader for each: `scripts/fuzz_headers.py` runs many."""
+"""Hostile safetensors files, and what the header reader owes for each. `tests/faults/fuzz_headers.py` runs many."""
 
 import io
 import json

@@ -11,15 +11,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from lookalikes import quasar
+from lookalikes.quasar_config import SMALL
 from quant.verify.report import verify
-
-FOLDER = Path(__file__).parents[2] / "scripts" / "gpu_e2e"
-
-
-@pytest.fixture(autouse=True)
-def beside_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They import each other as programs of one folder do."""
-    monkeypatch.syspath_prepend(FOLDER)
+from scripts.gpu_e2e import pack, routing, synthetic, synthetic_hybrid, unpack
+from scripts.gpu_e2e.compare import compare, first_difference, noise
 
 
 def text(*tokens: int, shift: float = 0.0) -> list[dict[str, Any]]:
@@ -42,14 +38,10 @@ def answers(*texts: list[dict[str, Any]], perplexity: float = 10.0) -> dict[str,
     ],
 )
 def test_texts_may_part_only_where_rounding_decides(other: dict[str, Any], passed: bool) -> None:
-    from compare import compare
-
     assert compare(answers(text(1, 1, 2)), other)["passed"] is passed
 
 
 def test_a_token_beyond_the_likeliest_explains_nothing() -> None:
-    from compare import first_difference
-
     other = text(1, 1)
     other[1]["token"] = 77
     assert first_difference(text(1, 1), other) == {"token": 1, "tokens": [1, 77], "gap": None}
@@ -102,9 +94,6 @@ def far_text(*tokens: int, likely: dict[str, float] = FAR) -> list[dict[str, Any
 def test_texts_part_by_experts_only_after_a_near_tie_and_not_with_equal_experts(
     lead: float, swapped: Place, upset: Place, forced: dict[str, float], by_experts: bool
 ) -> None:
-    import routing
-    from compare import compare
-
     reference = record((far_text(1, 1, 1), routers(lead)))
     other = record((far_text(1, 1, 2), routers(lead, swapped, upset)))
     read = record((far_text(1, 1, 1, likely=forced), routers(lead)))
@@ -114,14 +103,12 @@ def test_texts_part_by_experts_only_after_a_near_tie_and_not_with_equal_experts(
     )
     (parting,) = judged["partings"]
     assert (parting["token"], parting["by_experts"], judged["passed"]) == (2, by_experts, by_experts)
-    texts = [answers(one[0]["steps"]) for one in (reference, other)]
-    assert not compare(*texts)["passed"]
-    assert compare(*texts, judged)["passed"] is by_experts
+    ours, theirs = (answers(one[0]["steps"]) for one in (reference, other))
+    assert not compare(ours, theirs)["passed"]
+    assert compare(ours, theirs, judged)["passed"] is by_experts
 
 
 def test_routers_take_the_experts_that_they_are_made_to_take() -> None:
-    import routing
-
     class Gate(torch.nn.Linear):
         def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
             return super().forward(x), None
@@ -145,16 +132,11 @@ def test_routers_take_the_experts_that_they_are_made_to_take() -> None:
 
 
 def test_the_noise_is_taken_before_texts_part() -> None:
-    from compare import noise
-
     other = [*text(1, shift=0.02), *text(2), *text(1, shift=9.0)]
     assert noise(text(1, 1, 1), other) == pytest.approx(0.02)
 
 
 def test_a_model_is_the_same_after_the_journey(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import pack
-    import unpack
-
     codes = torch.randint(-127, 128, (6, 64), generator=torch.Generator().manual_seed(1)).float()
     codes.view(-1, 32)[:, 0] = 127  # each block of a Q8_0 GGUF has its largest value there
     scale = torch.rand(12, 1, generator=torch.Generator().manual_seed(2)).half()
@@ -179,8 +161,6 @@ def test_a_model_is_the_same_after_the_journey(tmp_path: Path, monkeypatch: pyte
 
 
 def test_an_embedding_that_would_not_arrive_exactly_is_refused(tmp_path: Path) -> None:
-    import pack
-
     save_file({pack.EMBEDDING: torch.randn(2, 64).half()}, tmp_path / "model.safetensors")
     with pytest.raises(SystemExit, match="expected values of a Q8_0 GGUF"):
         pack.lay_out_model(tmp_path, tmp_path)
@@ -188,8 +168,6 @@ def test_an_embedding_that_would_not_arrive_exactly_is_refused(tmp_path: Path) -
 
 @pytest.mark.parametrize("name", ["qwen3-32b", "moe"])
 def test_a_synthetic_checkpoint_is_a_valid_model(tmp_path: Path, name: str) -> None:
-    import synthetic
-
     shape = synthetic.SHAPES[name]
     small = replace(shape, hidden=128, intermediate=64, layers=2, heads=4, kv_heads=2, head_dim=32, vocabulary=64)
     small = replace(small, experts=min(shape.experts, 2))
@@ -202,14 +180,9 @@ def test_a_synthetic_checkpoint_is_a_valid_model(tmp_path: Path, name: str) -> N
 
 
 def test_the_synthetic_27b_has_the_lookalikes_tensors(tmp_path: Path) -> None:
-    import synthetic_hybrid
-
-    from tests import quasar_lookalike
-    from tests.quasar_config import SMALL
-
     sizes = replace(SMALL, layers=4)
     written = synthetic_hybrid.write(sizes, tmp_path / "synthetic")
-    quasar_lookalike.write(tmp_path / "lookalike", sizes)
+    quasar.write(tmp_path / "lookalike", sizes)
 
     def tensors(folder: str) -> dict[str, tuple[str, list[int]]]:
         found = {}

@@ -264,7 +264,7 @@ def test_plan_wants_the_directory_first(arguments: list[str]) -> None:
 
 @pytest.fixture
 def planned_model(tmp_path: Path) -> Path:
-    from tests.server.plan.models import dense
+    from lookalikes.public_models import dense
     from tests.server.plan.test_model import write
 
     config, entries = dense("8B")

@@ -66,14 +66,10 @@ struct Patience {
 };
 
 __device__ const char kLate[kMaxRanks][64] = {
-    "all-reduce: rank 0 did not answer within the time limit",
-    "all-reduce: rank 1 did not answer within the time limit",
-    "all-reduce: rank 2 did not answer within the time limit",
-    "all-reduce: rank 3 did not answer within the time limit",
-    "all-reduce: rank 4 did not answer within the time limit",
-    "all-reduce: rank 5 did not answer within the time limit",
-    "all-reduce: rank 6 did not answer within the time limit",
-    "all-reduce: rank 7 did not answer within the time limit",
+    "all-reduce: rank 0 did not answer within the time limit", "all-reduce: rank 1 did not answer within the time limit",
+    "all-reduce: rank 2 did not answer within the time limit", "all-reduce: rank 3 did not answer within the time limit",
+    "all-reduce: rank 4 did not answer within the time limit", "all-reduce: rank 5 did not answer within the time limit",
+    "all-reduce: rank 6 did not answer within the time limit", "all-reduce: rank 7 did not answer within the time limit",
 };
 
 // An assertion's text reaches the host although the kernel ends there; printf's would not. One thread reports, and the kernel has
@@ -97,9 +93,9 @@ struct Line {
 __device__ inline void put(void *to, const Line &line, uint32_t epoch) {
   const uint64_t low = line.words[0] | static_cast<uint64_t>(line.words[1]) << 32;
   const uint64_t high = line.words[2] | static_cast<uint64_t>((line.words[3] & 0xFFFF) | epoch << 16) << 32;
-  asm volatile(
-      "{\n\t.reg .b128 line;\n\tmov.b128 line, {%1, %2};\n\tst.relaxed.sys.global.b128 [%0], line;\n\t}" ::"l"(to), "l"(low), "l"(high)
-      : "memory");
+  asm volatile("{\n\t.reg .b128 line;\n\tmov.b128 line, {%1, %2};\n\tst.relaxed.sys.global.b128 [%0], line;\n\t}" ::"l"(to),
+               "l"(low), "l"(high)
+               : "memory");
 }
 
 __device__ inline Line get(const void *from) {

@@ -13,12 +13,12 @@ struct ReduceArgs {
   int count;      // numbers
   int half;       // 1: numbers are fp16, 0: fp32
   int rank, ranks;
-  int copies;                       // copies that this rank writes: to[0 .. copies - 1]
-  unsigned char *to[kMaxRanks];     // the slots that it writes
-  unsigned char *from[kMaxRanks];   // by rank, the slot that it reads; from[rank] is not used
-  uint32_t *epochs;                  // [kReduceEpochs] on this GPU, all 1 before the first call
-  uint64_t limit_ns;                // the longest wait for one rank
-  int *late;                        // null: a late rank stops this GPU; otherwise its number + 1 is written here, and y is wrong
+  int copies;                      // copies that this rank writes: to[0 .. copies - 1]
+  unsigned char *to[kMaxRanks];    // the slots that it writes
+  unsigned char *from[kMaxRanks];  // by rank, the slot that it reads; from[rank] is not used
+  uint32_t *epochs;                // [kReduceEpochs] on this GPU, all 1 before the first call
+  uint64_t limit_ns;               // the longest wait for one rank
+  int *late;                       // null: a late rank stops this GPU; otherwise its number + 1 is written here, and y is wrong
 };
 
 }  // namespace voltserve

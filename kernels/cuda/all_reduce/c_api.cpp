@@ -12,9 +12,9 @@ const char *voltserve_all_reduce_structs() {
   using namespace voltserve;
   static const std::string text =
       describe("ReduceArgs", sizeof(ReduceArgs),
-               {AT(ReduceArgs, x), AT(ReduceArgs, y), AT(ReduceArgs, count), AT(ReduceArgs, half),
-                AT(ReduceArgs, rank), AT(ReduceArgs, ranks), AT(ReduceArgs, copies), AT(ReduceArgs, to),
-                AT(ReduceArgs, from), AT(ReduceArgs, epochs), AT(ReduceArgs, limit_ns), AT(ReduceArgs, late)});
+               {AT(ReduceArgs, x), AT(ReduceArgs, y), AT(ReduceArgs, count), AT(ReduceArgs, half), AT(ReduceArgs, rank),
+                AT(ReduceArgs, ranks), AT(ReduceArgs, copies), AT(ReduceArgs, to), AT(ReduceArgs, from), AT(ReduceArgs, epochs),
+                AT(ReduceArgs, limit_ns), AT(ReduceArgs, late)});
   return text.c_str();
 }
 

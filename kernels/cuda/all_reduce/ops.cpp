@@ -29,7 +29,7 @@ Tensor all_reduce(Tensor x, std::vector<int64_t> to, std::vector<int64_t> from, 
   int blocks = 0;
   try {
     blocks = plan_all_reduce(count, args.half, args.ranks);
-  } catch (const std::invalid_argument& error) {
+  } catch (const std::invalid_argument &error) {
     STD_TORCH_CHECK(false, "x: ", error.what());
   }
   args.x = x.data_ptr();
@@ -41,16 +41,16 @@ Tensor all_reduce(Tensor x, std::vector<int64_t> to, std::vector<int64_t> from, 
 
 int64_t map_host_memory(Tensor epochs, int64_t address, int64_t bytes) {
   const Call call("epochs", epochs);
-  void* const memory = reinterpret_cast<void*>(address);
+  void *const memory = reinterpret_cast<void *>(address);
   check(cudaHostRegister(memory, bytes, cudaHostRegisterMapped), "map_host_memory: cudaHostRegister");
-  void* mapped = nullptr;
+  void *mapped = nullptr;
   check(cudaHostGetDevicePointer(&mapped, memory, 0), "map_host_memory: cudaHostGetDevicePointer");
   return reinterpret_cast<int64_t>(mapped);
 }
 
 void unmap_host_memory(Tensor epochs, int64_t address) {
   const Call call("epochs", epochs);
-  check(cudaHostUnregister(reinterpret_cast<void*>(address)), "unmap_host_memory");
+  check(cudaHostUnregister(reinterpret_cast<void *>(address)), "unmap_host_memory");
 }
 
 }  // namespace

@@ -10,10 +10,10 @@ namespace voltserve {
 
 constexpr int kMaxRanks = 8;
 constexpr int kReduceThreads = 256;
-constexpr int kReduceBlocks = 64;  // the most of a launch, so that all are resident on a V100's 80 multiprocessors
+constexpr int kReduceBlocks = 64;                 // the most of a launch, so that all are resident on a V100's 80 multiprocessors
 constexpr int kReduceEpochs = kReduceBlocks + 1;  // 4-byte words of epoch counters on a rank's GPU, all 1 at first
-constexpr size_t kLineBytes = 16;  // all_reduce.cuh
-constexpr int kLineHalves = 7, kLineFloats = 3;  // numbers per line
+constexpr size_t kLineBytes = 16;                 // all_reduce.cuh
+constexpr int kLineHalves = 7, kLineFloats = 3;   // numbers per line
 // 102 tokens of 5120 halves. Larger sums belong to prompts, and NCCL moves those at the bus's rate too.
 constexpr size_t kMaxReduceData = 1 << 20;
 // A rank's slot has two halves, for odd and even epochs, each with places for the lines of one call.

@@ -15,11 +15,20 @@ void launch(const AttentionArgs &args, const AttentionPlan &plan, cudaStream_t s
 template <int HEAD_DIM>
 cudaError_t launch_head(const AttentionArgs &args, const AttentionPlan &plan, cudaStream_t stream) {
   switch (plan.decode.row_warps) {
-    case 1: launch<HEAD_DIM, 1>(args, plan, stream); break;
-    case 2: launch<HEAD_DIM, 2>(args, plan, stream); break;
-    case 4: launch<HEAD_DIM, 4>(args, plan, stream); break;
-    case 8: launch<HEAD_DIM, 8>(args, plan, stream); break;
-    default: return cudaErrorInvalidConfiguration;  // not a shape of plan_attention's
+    case 1:
+      launch<HEAD_DIM, 1>(args, plan, stream);
+      break;
+    case 2:
+      launch<HEAD_DIM, 2>(args, plan, stream);
+      break;
+    case 4:
+      launch<HEAD_DIM, 4>(args, plan, stream);
+      break;
+    case 8:
+      launch<HEAD_DIM, 8>(args, plan, stream);
+      break;
+    default:
+      return cudaErrorInvalidConfiguration;  // not a shape of plan_attention's
   }
   return cudaGetLastError();
 }
@@ -28,12 +37,18 @@ cudaError_t launch_head(const AttentionArgs &args, const AttentionPlan &plan, cu
 
 cudaError_t launch_decode(const AttentionArgs &args, const AttentionPlan &plan, cudaStream_t stream) {
   switch (args.head_dim) {
-    case 64: return launch_head<64>(args, plan, stream);
-    case 80: return launch_head<80>(args, plan, stream);
-    case 96: return launch_head<96>(args, plan, stream);
-    case 128: return launch_head<128>(args, plan, stream);
-    case 256: return launch_head<256>(args, plan, stream);
-    default: return cudaErrorInvalidConfiguration;
+    case 64:
+      return launch_head<64>(args, plan, stream);
+    case 80:
+      return launch_head<80>(args, plan, stream);
+    case 96:
+      return launch_head<96>(args, plan, stream);
+    case 128:
+      return launch_head<128>(args, plan, stream);
+    case 256:
+      return launch_head<256>(args, plan, stream);
+    default:
+      return cudaErrorInvalidConfiguration;
   }
 }
 

@@ -41,14 +41,14 @@ namespace voltserve {
 // weight becomes 2^kUsualWeight. So sums are rarely rescaled, and fp16 holds weights down to 2^-(24 + kUsualWeight) of the largest.
 constexpr float kMostWeight = 15, kUsualWeight = 7;
 constexpr float kUnseen = -1e30f;  // the base of a row that has seen no position; finite, so that differences are numbers
-constexpr int kPadding = 8;          // floats between rows of sums in shared memory, against bank conflicts
+constexpr int kPadding = 8;        // floats between rows of sums in shared memory, against bank conflicts
 
 // What a block works on: a split of one request's positions, for the rows of one key head.
 struct DecodeWork {
   const AttentionArgs &args;
   const Query query;
-  const int kv_head, heads;     // heads: query heads per key head
-  const int block_row, rows;    // the block's first row; the key head's rows
+  const int kv_head, heads;      // heads: query heads per key head
+  const int block_row, rows;     // the block's first row; the key head's rows
   const int first_split, count;  // the request's first split among all, and its number of splits
   const int begin;               // the position from which tiles are counted
   int first_tile, last_tile;
@@ -284,8 +284,8 @@ __device__ inline void add_weighted(float4 &to, float weight, const float4 &valu
 
 // Walks the split: the sums of weights times values go to `products`, bases and totals to `ends`.
 template <int HEAD_DIM, int ROW_WARPS, class QueryChunk>
-__device__ __forceinline__ void walk(const DecodeWork &work, int request, int token_warp, int first_row, const QueryChunk &query_chunk,
-                                     DecodeProducts<HEAD_DIM> &products, float2 (&ends)[kWarpRows]) {
+__device__ __forceinline__ void walk(const DecodeWork &work, int request, int token_warp, int first_row,
+                                     const QueryChunk &query_chunk, DecodeProducts<HEAD_DIM> &products, float2 (&ends)[kWarpRows]) {
   using Products = DecodeProducts<HEAD_DIM>;
   OnlineSoftmax<Products> softmax(work, products, first_row);
   TileReader<HEAD_DIM, decode_shape(HEAD_DIM, ROW_WARPS).token_warps> reader(work, products, request, token_warp);
@@ -309,9 +309,10 @@ __device__ __forceinline__ void walk(const DecodeWork &work, int request, int to
 
 // Adds up the sums of the warps that walked other positions of the same rows, and leaves the block's result.
 template <int HEAD_DIM, int ROW_WARPS, int FLOATS>
-__device__ __forceinline__ void add_up_warps(const RowOwner<HEAD_DIM, ROW_WARPS> &owner, const DecodeProducts<HEAD_DIM> &products,
-                                             const float2 (&ends)[ROW_WARPS][decode_shape(HEAD_DIM, ROW_WARPS).token_warps][kWarpRows],
-                                             float (&of_warps)[decode_shape(HEAD_DIM, ROW_WARPS).threads() / 32][FLOATS]) {
+__device__ __forceinline__ void add_up_warps(
+    const RowOwner<HEAD_DIM, ROW_WARPS> &owner, const DecodeProducts<HEAD_DIM> &products,
+    const float2 (&ends)[ROW_WARPS][decode_shape(HEAD_DIM, ROW_WARPS).token_warps][kWarpRows],
+    float (&of_warps)[decode_shape(HEAD_DIM, ROW_WARPS).threads() / 32][FLOATS]) {
   constexpr int kTokenWarps = decode_shape(HEAD_DIM, ROW_WARPS).token_warps, kStride = HEAD_DIM + kPadding;
   using Owner = RowOwner<HEAD_DIM, ROW_WARPS>;
   __syncwarp();  // before sums take the place of q
@@ -345,8 +346,8 @@ __device__ __forceinline__ void add_up_warps(const RowOwner<HEAD_DIM, ROW_WARPS>
 
 // Leaves the block's result where no other warp has its rows: straight from the products' registers.
 template <int HEAD_DIM, int ROW_WARPS>
-__device__ __forceinline__ void leave_warp(const RowOwner<HEAD_DIM, ROW_WARPS> &owner, const DecodeProducts<HEAD_DIM> &products, int first_row,
-                                           const float2 (&ends)[kWarpRows]) {
+__device__ __forceinline__ void leave_warp(const RowOwner<HEAD_DIM, ROW_WARPS> &owner, const DecodeProducts<HEAD_DIM> &products,
+                                           int first_row, const float2 (&ends)[kWarpRows]) {
   const DecodeWork &work = owner.work;
   __syncwarp();
   products.each([&](int row, int dimension, float2 value) {
@@ -378,7 +379,7 @@ __device__ inline bool arrives_last(uint32_t *arrived, int members) {
 // group to arrive does it, in the order of the splits, so results have the same bits every time.
 template <int HEAD_DIM, int ROW_WARPS>
 __device__ __forceinline__ void merge_splits(DecodeWork &work, const RowOwner<HEAD_DIM, ROW_WARPS> &owner,
-                                           float (&weights)[decode_shape(HEAD_DIM, ROW_WARPS).rows()][kRadix], bool &last) {
+                                             float (&weights)[decode_shape(HEAD_DIM, ROW_WARPS).rows()][kRadix], bool &last) {
   using Owner = RowOwner<HEAD_DIM, ROW_WARPS>;
   constexpr int kRowThreads = Owner::kRowThreads, kFours = Owner::kFours;
   constexpr int kAtOnce = members_at_once(kFours, decode_shape(HEAD_DIM, ROW_WARPS).token_warps == 4 && HEAD_DIM > 64 ? 32 : 16);
@@ -387,7 +388,8 @@ __device__ __forceinline__ void merge_splits(DecodeWork &work, const RowOwner<HE
     const int first = work.split / (width * kRadix) * (width * kRadix), members = min(kRadix, ceil_div(work.count - first, width));
     __syncthreads();
     if (threadIdx.x == 0) {
-      last = arrives_last(arrivals + ((work.first_split + first) * work.args.kv_heads + work.kv_head) * gridDim.z + blockIdx.z, members);
+      last = arrives_last(arrivals + ((work.first_split + first) * work.args.kv_heads + work.kv_head) * gridDim.z + blockIdx.z,
+                          members);
     }
     __syncthreads();
     if (!last && members > 1) return;
@@ -450,7 +452,8 @@ __device__ __forceinline__ void merge_splits(DecodeWork &work, const RowOwner<HE
 
 // HEAD_DIM, ROW_WARPS: decode_shape(). Grid: AttentionPlan::splits, key heads, row blocks.
 template <int HEAD_DIM, int ROW_WARPS>
-__global__ void __launch_bounds__(decode_shape(HEAD_DIM, ROW_WARPS).threads(), decode_shape(HEAD_DIM, ROW_WARPS).blocks_per_processor)
+__global__ void __launch_bounds__(decode_shape(HEAD_DIM, ROW_WARPS).threads(),
+                                  decode_shape(HEAD_DIM, ROW_WARPS).blocks_per_processor)
     attention_decode_kernel(const AttentionArgs args, int partial_rows) {
   constexpr DecodeShape kShape = decode_shape(HEAD_DIM, ROW_WARPS);
   constexpr int kTokenWarps = kShape.token_warps;
@@ -460,7 +463,8 @@ __global__ void __launch_bounds__(decode_shape(HEAD_DIM, ROW_WARPS).threads(), d
   __shared__ float2 ends[ROW_WARPS][kTokenWarps][kWarpRows];  // base and total
   // Per warp: its part of q, if registers do not hold that beside keys, values and sums; later its sums.
   constexpr bool kShareQuery = HEAD_DIM > 128;
-  constexpr int kQueryFloats = kShareQuery ? 128 * kKeyChunks : 0, kSumFloats = kTokenWarps > 1 ? kWarpRows * (HEAD_DIM + kPadding) : 0;
+  constexpr int kQueryFloats = kShareQuery ? 128 * kKeyChunks : 0,
+                kSumFloats = kTokenWarps > 1 ? kWarpRows * (HEAD_DIM + kPadding) : 0;
   constexpr int kFloats = kQueryFloats > kSumFloats ? kQueryFloats : kSumFloats;
   __shared__ __align__(16) float of_warps[ROW_WARPS * kTokenWarps][kFloats > 0 ? kFloats : 4];
 
@@ -478,13 +482,16 @@ __global__ void __launch_bounds__(decode_shape(HEAD_DIM, ROW_WARPS).threads(), d
   // This block's split: tiles in equal shares, so that a request's last split is not a stub.
   const int begin = splits.begin(query), tiles = ceil_div(query.length - begin, kShape.tile()), count = splits.splits_of(tiles);
   const int split = blockIdx.x - first_split;
-  DecodeWork work{args, query, kv_head, heads, block_row, rows, first_split, count, begin, split * tiles / count, (split + 1) * tiles / count, split};
+  DecodeWork work{
+      args, query, kv_head, heads, block_row, rows, first_split, count, begin, split * tiles / count, (split + 1) * tiles / count,
+      split};
 
   Products products(threadIdx.x % 32);
   uint4 q[kKeyChunks];
   {
     const int row = first_row + products.query_row();
-    const __half *const of_head = args.q + static_cast<size_t>(query.first + work.token(row)) * args.q_stride + work.head(row) * HEAD_DIM;
+    const __half *const of_head =
+        args.q + static_cast<size_t>(query.first + work.token(row)) * args.q_stride + work.head(row) * HEAD_DIM;
     const uint4 *const from = reinterpret_cast<const uint4 *>(of_head);
 #pragma unroll
     for (int j = 0; j < kKeyChunks; ++j) {
@@ -493,7 +500,9 @@ __global__ void __launch_bounds__(decode_shape(HEAD_DIM, ROW_WARPS).threads(), d
       if (kShareQuery) reinterpret_cast<uint4 *>(of_warps[warp])[32 * j + products.lane] = q[j];
     }
   }
-  auto query_chunk = [&](int j) { return kShareQuery ? reinterpret_cast<const uint4 *>(of_warps[warp])[32 * j + products.lane] : q[j]; };
+  auto query_chunk = [&](int j) {
+    return kShareQuery ? reinterpret_cast<const uint4 *>(of_warps[warp])[32 * j + products.lane] : q[j];
+  };
   walk<HEAD_DIM, ROW_WARPS>(work, request, token_warp, first_row, query_chunk, products, ends[row_warp][token_warp]);
 
   const RowOwner<HEAD_DIM, ROW_WARPS> owner(work, partial_rows);

@@ -30,7 +30,7 @@ template <int HEAD_DIM>
 struct DecodeProducts {
   static constexpr int kGroups = ceil_div(HEAD_DIM, 64), kKeyChunks = ceil_div(HEAD_DIM, 32);
   static constexpr int kHeldRows = 2, kHeldPositions = 2;  // the rows and positions whose scores this lane holds
-  static constexpr int kRowBits = 4 | 8 | 16;              // bits of the lane number: lanes that differ only in these hold the same rows
+  static constexpr int kRowBits = 4 | 8 | 16;  // bits of the lane number: lanes that differ only in these hold the same rows
 
   int lane;
   float sum[kGroups][4][4] = {};
@@ -72,7 +72,7 @@ struct DecodeProducts {
     }
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) {
-      auto multiply = [&](float(&d)[4], uint32_t w0, uint32_t w1, uint32_t w2, uint32_t w3) {
+      auto multiply = [&](float (&d)[4], uint32_t w0, uint32_t w1, uint32_t w2, uint32_t w3) {
         multiply_16816(d, __byte_perm(w0, w1, 0x5410), __byte_perm(w0, w1, 0x7632), __byte_perm(w2, w3, 0x5410),
                        __byte_perm(w2, w3, 0x7632), operand[0], operand[1]);
       };

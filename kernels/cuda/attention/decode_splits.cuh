@@ -48,7 +48,9 @@ struct Splits {
   // Of request b; lane b % 32 asks.
   __device__ int tiles(int b) const { return b < 32 ? own_tiles : look(b); }
   // ceil_div by a reciprocal. It is exact because tiles and split_tiles are below 2^20.
-  __device__ int splits_of(int tiles) const { return static_cast<int>((static_cast<float>(tiles + split_tiles - 1) + 0.5f) * reciprocal); }
+  __device__ int splits_of(int tiles) const {
+    return static_cast<int>((static_cast<float>(tiles + split_tiles - 1) + 0.5f) * reciprocal);
+  }
   __device__ int splits(int b) const { return splits_of(tiles(b)); }
 };
 

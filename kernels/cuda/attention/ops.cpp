@@ -37,7 +37,7 @@ void paged_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_tabl
   try {
     plan = plan_attention({args.requests, static_cast<int>(q.size(0)), static_cast<int>(decode_query_len),
                            static_cast<int>(max_query_len), args.q_heads, args.kv_heads, args.head_dim, call.gpu.processors});
-  } catch (const std::invalid_argument& error) {
+  } catch (const std::invalid_argument &error) {
     STD_TORCH_CHECK(false, error.what());
   }
   args.q = data<const __half>(q);
@@ -54,8 +54,8 @@ void paged_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_tabl
   args.scale = scale;
   args.soft_cap = soft_cap;
   args.window = window;
-  args.partial = static_cast<float*>(workspace(call, Use::scratch, plan.partial_floats));
-  args.arrivals = static_cast<uint32_t*>(workspace(call, Use::mailbox, plan.arrival_words));
+  args.partial = static_cast<float *>(workspace(call, Use::scratch, plan.partial_floats));
+  args.arrivals = static_cast<uint32_t *>(workspace(call, Use::mailbox, plan.arrival_words));
   check(launch_attention(args, plan, call.stream), "paged_attention");
 }
 

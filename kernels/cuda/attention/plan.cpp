@@ -55,9 +55,10 @@ AttentionPlan plan_attention(const AttentionProblem &p) {
     // Each request's last tile may be short.
     plan.prefill_tiles = p.tokens * group / plan.prefill.rows() + std::min(p.requests, p.tokens / (kDecodeTokens + 1));
   }
-  plan.reason = plan.splits == 0           ? "long queries only: bound by their GEMMs, in tiles of queries"
-                : plan.prefill_tiles == 0 ? "short queries only: bound by reading the cache, in equal splits"
-                                          : "long queries in tiles, bound by their GEMMs; short ones in splits, bound by reading the cache";
+  plan.reason = plan.splits == 0 ? "long queries only: bound by their GEMMs, in tiles of queries"
+                : plan.prefill_tiles == 0
+                    ? "short queries only: bound by reading the cache, in equal splits"
+                    : "long queries in tiles, bound by their GEMMs; short ones in splits, bound by reading the cache";
   return plan;
 }
 

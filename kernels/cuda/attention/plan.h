@@ -24,8 +24,8 @@ struct AttentionProblem {
 // The template arguments of decode.cuh.
 struct DecodeShape {
   int head_dim;
-  int row_warps;    // warps with different rows, 8 each
-  int token_warps;  // warps with the same rows and different positions
+  int row_warps;             // warps with different rows, 8 each
+  int token_warps;           // warps with the same rows and different positions
   int blocks_per_processor;  // that fit a V100 by registers, with some 64 KB of keys and values in flight
 
   VOLTSERVE_BOTH constexpr int rows() const { return 8 * row_warps; }
@@ -47,7 +47,9 @@ struct PrefillShape {
 
   VOLTSERVE_BOTH constexpr int rows() const { return 16 * warps; }
   VOLTSERVE_BOTH constexpr int groups() const { return (head_dim + 63) / 64; }
-  VOLTSERVE_BOTH constexpr int stride() const { return 64 * groups() + 8; }  // of Q, K and V in shared memory, padded by 8 against bank conflicts
+  VOLTSERVE_BOTH constexpr int stride() const {
+    return 64 * groups() + 8;
+  }  // of Q, K and V in shared memory, padded by 8 against bank conflicts
   VOLTSERVE_BOTH constexpr int shared_bytes() const { return 2 * ((rows() + tokens) * stride() + rows() * (tokens + 8)); }
 };
 
@@ -57,9 +59,9 @@ VOLTSERVE_BOTH constexpr PrefillShape prefill_shape(int head_dim) {
 
 struct AttentionPlan {
   DecodeShape decode;
-  int splits;          // the most splits of a decoding step; 0: nothing decodes
-  int row_blocks;     // blocks per split where its rows are too many for one
-  int partial_rows;   // rows of partial results per split and key head
+  int splits;        // the most splits of a decoding step; 0: nothing decodes
+  int row_blocks;    // blocks per split where its rows are too many for one
+  int partial_rows;  // rows of partial results per split and key head
   size_t partial_floats, arrival_words;
   PrefillShape prefill;
   int prefill_tiles;  // the most tiles of rows per key head; 0: no request is long enough

@@ -10,8 +10,8 @@ cudaError_t launch(const AttentionArgs &args, const AttentionPlan &plan, cudaStr
   constexpr PrefillShape kShape = prefill_shape(HEAD_DIM);
   static_assert(kShape.shared_bytes() * kShape.blocks_per_processor <= 96 * 1024, "more than a V100's multiprocessor has");
   if constexpr (kShape.shared_bytes() > 48 * 1024) {  // more than a kernel gets unasked
-    const cudaError_t error = cudaFuncSetAttribute(attention_prefill_kernel<HEAD_DIM>,
-                                                   cudaFuncAttributeMaxDynamicSharedMemorySize, kShape.shared_bytes());
+    const cudaError_t error = cudaFuncSetAttribute(attention_prefill_kernel<HEAD_DIM>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                                   kShape.shared_bytes());
     if (error != cudaSuccess) return error;
   }
   const dim3 grid(plan.prefill_tiles, args.kv_heads);
@@ -23,12 +23,18 @@ cudaError_t launch(const AttentionArgs &args, const AttentionPlan &plan, cudaStr
 
 cudaError_t launch_prefill(const AttentionArgs &args, const AttentionPlan &plan, cudaStream_t stream) {
   switch (args.head_dim) {
-    case 64: return launch<64>(args, plan, stream);
-    case 80: return launch<80>(args, plan, stream);
-    case 96: return launch<96>(args, plan, stream);
-    case 128: return launch<128>(args, plan, stream);
-    case 256: return launch<256>(args, plan, stream);
-    default: return cudaErrorInvalidConfiguration;  // plan_attention refuses it
+    case 64:
+      return launch<64>(args, plan, stream);
+    case 80:
+      return launch<80>(args, plan, stream);
+    case 96:
+      return launch<96>(args, plan, stream);
+    case 128:
+      return launch<128>(args, plan, stream);
+    case 256:
+      return launch<256>(args, plan, stream);
+    default:
+      return cudaErrorInvalidConfiguration;  // plan_attention refuses it
   }
 }
 

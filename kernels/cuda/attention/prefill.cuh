@@ -123,7 +123,8 @@ __global__ void __launch_bounds__(32 * prefill_shape(HEAD_DIM).warps, prefill_sh
   const int end = query.end((min(first_row + kShape.rows(), rows) - 1) / heads);
   const int lane_row = first_row + 16 * warp + (lane & 1) + lane / 16 * 4;
   auto token_of = [&](int a, int j) { return min(lane_row + 8 * a + 2 * j, rows - 1) / heads; };
-  const int warp_last = min(first_row + 16 * warp + 15, rows - 1) / heads, warp_first = min(first_row + 16 * warp, rows - 1) / heads;
+  const int warp_last = min(first_row + 16 * warp + 15, rows - 1) / heads,
+            warp_first = min(first_row + 16 * warp, rows - 1) / heads;
   const int all_see_begin = query.begin(warp_last, args.window), all_see_end = query.end(warp_first);
 
   const float factor = args.soft_cap > 0 ? args.scale / args.soft_cap : args.scale * kLog2e;
@@ -204,7 +205,7 @@ __global__ void __launch_bounds__(32 * prefill_shape(HEAD_DIM).warps, prefill_sh
         float highest = maximum[a][j];
 #pragma unroll
         for (int c = 0; c < kColumns; ++c) {
-          const float(&s)[8] = score[a][c];
+          const float (&s)[8] = score[a][c];
           highest = fmaxf(highest, fmaxf(fmaxf(s[2 * j], s[2 * j + 1]), fmaxf(s[2 * j + 4], s[2 * j + 5])));
         }
 #pragma unroll

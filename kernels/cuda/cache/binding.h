@@ -6,7 +6,7 @@
 namespace voltserve {
 
 // Expects [tokens, heads, D], the last two dimensions contiguous and every token 16-byte aligned; -1 means any length.
-inline void expect_tokens(const char* name, const Tensor& tensor, Place place, int64_t tokens, int64_t heads, int64_t head_dim) {
+inline void expect_tokens(const char *name, const Tensor &tensor, Place place, int64_t tokens, int64_t heads, int64_t head_dim) {
   expect(name, tensor, place, ScalarType::Half, {tokens, heads, head_dim}, Layout::strided);
   const int64_t length = tensor.size(1) * tensor.size(2);
   const bool together = tensor.stride(2) == 1 && (tensor.size(1) < 2 || tensor.stride(1) == tensor.size(2));
@@ -22,7 +22,7 @@ struct CacheLayout {
   int block_size, block_chunks, token_chunks, head_chunks;
 
   template <class Args>
-  void give(Args& args) const {
+  void give(Args &args) const {
     args.block_size = block_size;
     args.block_chunks = block_chunks;
     args.token_chunks = token_chunks;
@@ -30,20 +30,22 @@ struct CacheLayout {
   }
 };
 
-inline CacheLayout cache_layout(const Tensor& k_cache, const Tensor& v_cache, Place place, int64_t head_dim) {
+inline CacheLayout cache_layout(const Tensor &k_cache, const Tensor &v_cache, Place place, int64_t head_dim) {
   expect("k_cache", k_cache, place, ScalarType::Half, {-1, -1, -1, head_dim}, Layout::strided);
   expect("v_cache", v_cache, place, ScalarType::Half, shape_of(k_cache), Layout::strided);
   expect_multiple("k_cache", "its block size", k_cache.size(1), 8);
   STD_TORCH_CHECK(k_cache.size(1) < 1 << 14, "k_cache: expected blocks of less than ", 1 << 14, " tokens, got ", k_cache.size(1));
   for (int64_t d = 0; d < 4; ++d) {
     const int64_t stride = k_cache.stride(d);
-    STD_TORCH_CHECK(d == 3 ? stride == 1 : stride % 8 == 0, "k_cache: expected strides that are multiples of 8, and 1 at last, got ",
-                    stride, " in dimension ", d);
+    STD_TORCH_CHECK(d == 3 ? stride == 1 : stride % 8 == 0,
+                    "k_cache: expected strides that are multiples of 8, and 1 at last, got ", stride, " in dimension ", d);
     STD_TORCH_CHECK(v_cache.stride(d) == stride, "v_cache: expected k_cache's strides, got ", v_cache.stride(d), " for ", stride,
                     " in dimension ", d);
   }
-  STD_TORCH_CHECK(k_cache.size(0) * (k_cache.stride(0) / 8) < int64_t{1} << 31, "k_cache: expected less than 32 GiB from its first "
-                  "block to its last, got ", k_cache.size(0), " blocks ", 2 * k_cache.stride(0), " bytes apart");
+  STD_TORCH_CHECK(k_cache.size(0) * (k_cache.stride(0) / 8) < int64_t{1} << 31,
+                  "k_cache: expected less than 32 GiB from its first "
+                  "block to its last, got ",
+                  k_cache.size(0), " blocks ", 2 * k_cache.stride(0), " bytes apart");
   expect_aligned("k_cache", k_cache);
   expect_aligned("v_cache", v_cache);
   return {static_cast<int>(k_cache.size(1)), static_cast<int>(k_cache.stride(0) / 8), static_cast<int>(k_cache.stride(1) / 8),

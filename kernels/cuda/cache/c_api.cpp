@@ -9,10 +9,10 @@ const char *voltserve_cache_structs() {
   using namespace voltserve;
   static const std::string text =
       describe("CacheArgs", sizeof(CacheArgs),
-               {AT(CacheArgs, key), AT(CacheArgs, value), AT(CacheArgs, k_cache), AT(CacheArgs, v_cache),
-                AT(CacheArgs, slots), AT(CacheArgs, tokens), AT(CacheArgs, kv_heads), AT(CacheArgs, head_dim),
-                AT(CacheArgs, key_stride), AT(CacheArgs, value_stride), AT(CacheArgs, block_size),
-                AT(CacheArgs, block_chunks), AT(CacheArgs, token_chunks), AT(CacheArgs, head_chunks)});
+               {AT(CacheArgs, key), AT(CacheArgs, value), AT(CacheArgs, k_cache), AT(CacheArgs, v_cache), AT(CacheArgs, slots),
+                AT(CacheArgs, tokens), AT(CacheArgs, kv_heads), AT(CacheArgs, head_dim), AT(CacheArgs, key_stride),
+                AT(CacheArgs, value_stride), AT(CacheArgs, block_size), AT(CacheArgs, block_chunks), AT(CacheArgs, token_chunks),
+                AT(CacheArgs, head_chunks)});
   return text.c_str();
 }
 

@@ -17,7 +17,8 @@ void reshape_and_cache(Tensor key, Tensor value, Tensor k_cache, Tensor v_cache,
   expect_tokens("key", key, call.place, -1, k_cache.size(2), key.size(2));
   expect_tokens("value", value, call.place, key.size(0), key.size(1), key.size(2));
   expect("slots", slots, call.place, ScalarType::Long, {-1});
-  STD_TORCH_CHECK(slots.size(0) <= key.size(0), "slots: expected at most one for each of ", key.size(0), " tokens, got ", slots.size(0));
+  STD_TORCH_CHECK(slots.size(0) <= key.size(0), "slots: expected at most one for each of ", key.size(0), " tokens, got ",
+                  slots.size(0));
   expect_multiple("key", "head size", key.size(2), 8);
   if (slots.size(0) == 0) return;
 

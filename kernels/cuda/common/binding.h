@@ -15,7 +15,7 @@
 
 namespace voltserve {
 
-inline void check(cudaError_t error, const char* what) {
+inline void check(cudaError_t error, const char *what) {
   STD_TORCH_CHECK(error == cudaSuccess, what, ": ", cudaGetErrorString(error));
 }
 
@@ -23,7 +23,7 @@ struct Gpu {
   int index, arch, processors;  // arch: compute capability, 70 for V100
 };
 
-inline const Gpu& gpu_of(int index) {
+inline const Gpu &gpu_of(int index) {
   static std::mutex mutex;
   static std::map<int, Gpu> known;
   const std::lock_guard<std::mutex> lock(mutex);
@@ -38,38 +38,38 @@ inline const Gpu& gpu_of(int index) {
 
 // One call of an op: the GPU of the argument `name`, which is current while this object lives, and torch's current stream there.
 struct Call {
-  const Gpu& gpu;
+  const Gpu &gpu;
   const Place place;
   const cudaStream_t stream;
   const torch::stable::accelerator::DeviceGuard guard;
 
-  Call(const char* name, const Tensor& tensor)
+  Call(const char *name, const Tensor &tensor)
       : gpu(gpu_of(index_of(name, tensor))), place{gpu.index}, stream(stream_of(gpu.index)), guard(gpu.index) {}
 
  private:
-  static int index_of(const char* name, const Tensor& tensor) {
+  static int index_of(const char *name, const Tensor &tensor) {
     STD_TORCH_CHECK(tensor.is_cuda(), name, ": expected a tensor on a GPU, got ", describe(tensor));
     return tensor.get_device_index();
   }
   static cudaStream_t stream_of(int device) {
-    void* stream = nullptr;
+    void *stream = nullptr;
     TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device, &stream));
     return static_cast<cudaStream_t>(stream);
   }
 };
 
-inline void expect_aligned(const char* name, const Tensor& tensor) {
+inline void expect_aligned(const char *name, const Tensor &tensor) {
   STD_TORCH_CHECK(reinterpret_cast<uintptr_t>(tensor.data_ptr()) % 16 == 0, name, ": expected a 16-byte boundary");
 }
 
 template <class T>
-T* data(const Tensor& tensor) {
-  return static_cast<T*>(tensor.data_ptr());
+T *data(const Tensor &tensor) {
+  return static_cast<T *>(tensor.data_ptr());
 }
 
 // A contiguous tensor of this shape, of x's dtype, on the call's GPU. torch::stable::new_empty would look the operator up by name,
 // which takes the host about as long as a launch.
-inline Tensor empty(const Call& call, const Tensor& x, const std::vector<int64_t>& shape) {
+inline Tensor empty(const Call &call, const Tensor &x, const std::vector<int64_t> &shape) {
   std::vector<int64_t> strides(shape.size());
   int64_t step = 1;
   for (size_t d = shape.size(); d-- > 0; step *= shape[d]) strides[d] = step;
@@ -87,15 +87,15 @@ enum class Use { scratch, mailbox };
 // At least `words` of 4 bytes. Calls on one stream share the memory, since their kernels never run at the same time. It is never
 // freed, because a captured graph may point at it. It comes from the driver, not from torch: memory that torch hands out during
 // a capture is filled only when the graph is replayed.
-inline void* workspace(const Call& call, Use use, size_t words) {
+inline void *workspace(const Call &call, Use use, size_t words) {
   struct Kept {
-    void* memory = nullptr;
+    void *memory = nullptr;
     size_t words = 0;
   };
   static std::mutex mutex;
   static std::map<std::tuple<int, cudaStream_t, Use>, Kept> all;
   const std::lock_guard<std::mutex> lock(mutex);
-  Kept& kept = all[{call.gpu.index, call.stream, use}];
+  Kept &kept = all[{call.gpu.index, call.stream, use}];
   if (kept.memory != nullptr && kept.words >= words) return kept.memory;
 
   Kept grown{nullptr, std::max<size_t>(words, 1)};

@@ -143,7 +143,8 @@ __global__ void __launch_bounds__(kConvThreads) conv1d_kernel(Conv1d<half> conv,
 #pragma unroll
       for (int j = 0; j < kConvTaps - 1; ++j) {  // the last three inputs after the step
         const int source = last - (kConvTaps - 1) + j;
-        const half2 shifted = last - first == 1 ? kept[min(j + 1, kConvTaps - 2)] : kept[kConvTaps - 2];  // by one position, or by two
+        const half2 shifted =
+            last - first == 1 ? kept[min(j + 1, kConvTaps - 2)] : kept[kConvTaps - 2];  // by one position, or by two
         state[j * y_stride] = source >= first ? x[source * x_stride] : shifted;
       }
     } else {

@@ -15,11 +15,12 @@ using namespace voltserve;
 
 constexpr int kAlignment = 16;  // bytes; of what is read 16 at a time
 
-void expect_aligned(const char* name, const Tensor& tensor, int64_t stride, int64_t element, int64_t bytes) {
+void expect_aligned(const char *name, const Tensor &tensor, int64_t stride, int64_t element, int64_t bytes) {
   const auto address = reinterpret_cast<uintptr_t>(tensor.data_ptr());
   const bool apart = tensor.size(0) > 1;  // otherwise the stride says nothing
-  STD_TORCH_CHECK(address % bytes == 0 && (!apart || stride * element % bytes == 0), name, ": expected rows that start at multiples of ",
-                  bytes, " bytes, got rows ", stride * element, " bytes apart from address ", address);
+  STD_TORCH_CHECK(address % bytes == 0 && (!apart || stride * element % bytes == 0), name,
+                  ": expected rows that start at multiples of ", bytes, " bytes, got rows ", stride * element,
+                  " bytes apart from address ", address);
 }
 
 Tensor causal_conv1d(Tensor x, Tensor weight, Tensor state, Tensor slots, std::optional<Tensor> starts,
@@ -40,8 +41,7 @@ Tensor causal_conv1d(Tensor x, Tensor weight, Tensor state, Tensor slots, std::o
 void gated_delta_rule(Tensor qkv, Tensor a, Tensor b, Tensor a_log, Tensor dt_bias, Tensor state, Tensor slots,
                       std::optional<Tensor> starts, std::optional<Tensor> continued, int64_t key_heads, Tensor out) {
   const Call call("qkv", qkv);
-  const DeltaRule<__half> rule =
-      rule_of<__half>(qkv, a, b, a_log, dt_bias, state, key_heads, out, call.place, ScalarType::Half);
+  const DeltaRule<__half> rule = rule_of<__half>(qkv, a, b, a_log, dt_bias, state, key_heads, out, call.place, ScalarType::Half);
   const Requests requests = requests_of(slots, starts, continued, call.place, qkv.size(0));
   STD_TORCH_CHECK(rule.dim == 32 || rule.dim == 64 || rule.dim == 128, "state: expected K = 32, 64 or 128, got ", rule.dim);
   expect_aligned("qkv", qkv, rule.qkv_stride, sizeof(__half), 4 * sizeof(__half));

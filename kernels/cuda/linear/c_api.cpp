@@ -15,19 +15,19 @@ const char *voltserve_linear_structs() {
   using namespace voltserve;
   static const std::string text =
       describe("Problem", sizeof(Problem),
-               {AT(Problem, m), AT(Problem, n), AT(Problem, k), AT(Problem, group), AT(Problem, arch),
-                AT(Problem, processors), AT(Problem, experts)}) +
-      describe("Plan", sizeof(Plan),
-               {AT(Plan, path), AT(Plan, variant), AT(Plan, blocks), AT(Plan, tiles), AT(Plan, workspace_words),
-                AT(Plan, reason)}) +
+               {AT(Problem, m), AT(Problem, n), AT(Problem, k), AT(Problem, group), AT(Problem, arch), AT(Problem, processors),
+                AT(Problem, experts)}) +
+      describe(
+          "Plan", sizeof(Plan),
+          {AT(Plan, path), AT(Plan, variant), AT(Plan, blocks), AT(Plan, tiles), AT(Plan, workspace_words), AT(Plan, reason)}) +
       describe("Shape", sizeof(Shape),
                {AT(Shape, name), AT(Shape, tokens), AT(Shape, rows), AT(Shape, threads), AT(Shape, stage_tiles),
                 AT(Shape, blocks_per_processor)}) +
       describe("LinearArgs", sizeof(LinearArgs),
-               {AT(LinearArgs, x), AT(LinearArgs, codes), AT(LinearArgs, scales), AT(LinearArgs, row_factor),
-                AT(LinearArgs, bias), AT(LinearArgs, y), AT(LinearArgs, workspace), AT(LinearArgs, m),
-                AT(LinearArgs, n), AT(LinearArgs, k), AT(LinearArgs, x_stride), AT(LinearArgs, slots),
-                AT(LinearArgs, experts), AT(LinearArgs, padded_slots), AT(LinearArgs, top_k)});
+               {AT(LinearArgs, x), AT(LinearArgs, codes), AT(LinearArgs, scales), AT(LinearArgs, row_factor), AT(LinearArgs, bias),
+                AT(LinearArgs, y), AT(LinearArgs, workspace), AT(LinearArgs, m), AT(LinearArgs, n), AT(LinearArgs, k),
+                AT(LinearArgs, x_stride), AT(LinearArgs, slots), AT(LinearArgs, experts), AT(LinearArgs, padded_slots),
+                AT(LinearArgs, top_k)});
   return text.c_str();
 }
 
@@ -56,13 +56,13 @@ int voltserve_linear(const voltserve::LinearArgs *args, int group, const voltser
   return voltserve::launch_linear(*args, group, *plan, stream);
 }
 
-int voltserve_repack(const uint8_t *codes, const uint8_t *scales, uint4 *packed, uint8_t *packed_scales, int *first_nan,
-                     int n, int k, int group, cudaStream_t stream) {
+int voltserve_repack(const uint8_t *codes, const uint8_t *scales, uint4 *packed, uint8_t *packed_scales, int *first_nan, int n,
+                     int k, int group, cudaStream_t stream) {
   return voltserve::launch_repack(codes, scales, packed, packed_scales, first_nan, n, k, group, stream);
 }
 
-int voltserve_dequantize(const uint4 *packed, const uint8_t *packed_scales, const float *row_factor, __half *out,
-                         int first_row, int rows, int k, int group, cudaStream_t stream) {
+int voltserve_dequantize(const uint4 *packed, const uint8_t *packed_scales, const float *row_factor, __half *out, int first_row,
+                         int rows, int k, int group, cudaStream_t stream) {
   return voltserve::launch_dequantize(packed, packed_scales, row_factor, out, first_row, rows, k, group, stream);
 }
 

@@ -4,8 +4,8 @@
 
 namespace voltserve {
 
-cudaError_t launch_dequantize(const uint4 *packed, const uint8_t *packed_scales, const float *row_factor, half *out,
-                              int first_row, int rows, int k, int group, cudaStream_t stream) {
+cudaError_t launch_dequantize(const uint4 *packed, const uint8_t *packed_scales, const float *row_factor, half *out, int first_row,
+                              int rows, int k, int group, cudaStream_t stream) {
   const dim3 grid(ceil_div(ceil_div(k, kTileColumns), kDequantizeWarps), ceil_div(rows, kTileRows));
   constexpr int kThreads = 32 * kDequantizeWarps;
   if (group == 16) {

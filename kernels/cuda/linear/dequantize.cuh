@@ -16,7 +16,8 @@ constexpr int kDequantizeWarps = 4;
 
 template <int GROUP>
 __global__ void __launch_bounds__(32 * kDequantizeWarps)
-    dequantize_kernel(const uint4 *codes, const uint8_t *scales, const float *row_factor, half *out, int first_row, int rows, int k) {
+    dequantize_kernel(const uint4 *codes, const uint8_t *scales, const float *row_factor, half *out, int first_row, int rows,
+                      int k) {
   // 8 chunks of 8 halves per row, and one of padding so that neighbouring rows lie in different banks.
   __shared__ uint4 staged[kDequantizeWarps][kTileRows][9];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;

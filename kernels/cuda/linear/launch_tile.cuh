@@ -13,8 +13,8 @@ cudaError_t launch_tile(const LinearArgs &args, const Plan &plan, cudaStream_t s
   static_assert(T::kSharedBytes <= 48 * 1024, "more than a kernel gets by default");
   static_assert(T::kSharedBytes * MIN_BLOCKS <= 96 * 1024, "more than a V100's multiprocessor has");
   const Shape &planned = shape(plan.variant);
-  if (planned.tokens != T::kTokens || planned.rows != T::kRows || planned.threads != T::kThreads ||
-      planned.stage_tiles != T::kWK || planned.blocks_per_processor != MIN_BLOCKS) {
+  if (planned.tokens != T::kTokens || planned.rows != T::kRows || planned.threads != T::kThreads || planned.stage_tiles != T::kWK ||
+      planned.blocks_per_processor != MIN_BLOCKS) {
     return cudaErrorInvalidConfiguration;  // the table in plan.cpp disagrees with the instantiations
   }
   const Work work(args.n, args.k, T::kRows, T::kWK, ceil_div(args.m, T::kTokens), plan.blocks);

@@ -33,8 +33,8 @@ __device__ inline void mma_m8n8k4(float (&d)[8], half2 a0, half2 a1, half2 b0, h
 
 __device__ inline void mma_m16n8k16(float (&d)[4], half2 a0, half2 a1, half2 a2, half2 a3, half2 b0, half2 b1) {
   asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(as_bits(a0)), "r"(as_bits(a1)), "r"(as_bits(a2)), "r"(as_bits(a3)), "r"(as_bits(b0)), "r"(as_bits(b1)));
+               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+               : "r"(as_bits(a0)), "r"(as_bits(a1)), "r"(as_bits(a2)), "r"(as_bits(a3)), "r"(as_bits(b0)), "r"(as_bits(b1)));
 }
 
 // A warp's sums, TOKENS tokens by ROW_TILES tiles of 32 rows, and the instructions that add to them.

@@ -25,22 +25,22 @@ using namespace voltserve;
 // fp16 weights that exist at a time on the way to cuBLAS.
 constexpr int64_t kDequantizedBytes = 64 << 20;
 
-const __half* halves(const Tensor& tensor) { return data<const __half>(tensor); }
+const __half *halves(const Tensor &tensor) { return data<const __half>(tensor); }
 
 int64_t padded(int64_t length, int64_t tile) { return (length + tile - 1) / tile * tile; }
 
 // W [N, K] in the packed layout, or E of them one after the other.
 struct Matrix {
-  const uint4* codes;
-  const uint8_t* scales;
-  const float* row_factor;
+  const uint4 *codes;
+  const uint8_t *scales;
+  const float *row_factor;
   int64_t n, k;
   int group;
 };
 
 // Checks W's tensors; `lead` is [E] for E matrices, empty for one.
-Matrix matrix(const Call& call, const Tensor& packed, const Tensor& scales, const Tensor& row_factor, int64_t group_size,
-              const std::vector<int64_t>& lead = {}) {
+Matrix matrix(const Call &call, const Tensor &packed, const Tensor &scales, const Tensor &row_factor, int64_t group_size,
+              const std::vector<int64_t> &lead = {}) {
   expect_group_size(group_size);
   auto with = [&](std::vector<int64_t> shape) {
     shape.insert(shape.begin(), lead.begin(), lead.end());
@@ -52,9 +52,9 @@ Matrix matrix(const Call& call, const Tensor& packed, const Tensor& scales, cons
   const int64_t k = scales.size(scales.dim() - 1) * group_size, columns = padded(k, kTileColumns);
   expect("packed", packed, call.place, ScalarType::Byte, with({rows, columns / 2}));
   STD_TORCH_CHECK(scales.stride(scales.dim() - 1) == 1 && scales.stride(scales.dim() - 2) == columns / group_size,
-                  "scales: expected the view that nvfp4_pack returned, with row stride ", columns / group_size,
-                  ", got ", scales.stride(scales.dim() - 2));
-  return {data<const uint4>(packed), data<const uint8_t>(scales), data<const float>(row_factor), n, k,
+                  "scales: expected the view that nvfp4_pack returned, with row stride ", columns / group_size, ", got ",
+                  scales.stride(scales.dim() - 2));
+  return {data<const uint4>(packed),   data<const uint8_t>(scales), data<const float>(row_factor), n, k,
           static_cast<int>(group_size)};
 }
 
@@ -70,8 +70,8 @@ std::tuple<Tensor, Tensor> pack(Tensor codes, Tensor block_scales, int64_t group
   Tensor scales = torch::stable::new_empty(block_scales, {rows, columns / group_size});
   Tensor first_nan = torch::stable::new_zeros(codes, {1}, ScalarType::Int);
   if (n > 0 && k > 0) {
-    check(launch_repack(data<const uint8_t>(codes), data<const uint8_t>(block_scales), data<uint4>(packed),
-                        data<uint8_t>(scales), data<int>(first_nan), n, k, group_size, call.stream),
+    check(launch_repack(data<const uint8_t>(codes), data<const uint8_t>(block_scales), data<uint4>(packed), data<uint8_t>(scales),
+                        data<int>(first_nan), n, k, group_size, call.stream),
           "nvfp4_pack");
   }
   int nan = 0;  // one past its index; done once, at load, so waiting for the GPU is cheap
@@ -83,12 +83,12 @@ std::tuple<Tensor, Tensor> pack(Tensor codes, Tensor block_scales, int64_t group
 }
 
 // x in this shape. An operator of torch's costs the host as much as a launch, so none is called for nothing.
-Tensor shaped(const Tensor& x, const std::vector<int64_t>& shape) {
+Tensor shaped(const Tensor &x, const std::vector<int64_t> &shape) {
   return shape_of(x) == shape ? x : torch::stable::reshape(x, shape);
 }
 
 // x as the kernels read it: [M, K], elements of a row together, rows 16-byte aligned.
-Tensor readable(const Tensor& x, int64_t k) {
+Tensor readable(const Tensor &x, int64_t k) {
   int64_t m = 1;
   for (int64_t d = 0; d + 1 < x.dim(); ++d) m *= x.size(d);
   const Tensor flat = shaped(x, {m, k});
@@ -98,8 +98,8 @@ Tensor readable(const Tensor& x, int64_t k) {
 }
 
 // y[:, first : first + rows] = x w^T on cuBLAS, w [rows, K] fp16.
-void multiply_dense(const Tensor& x, const Tensor& w, const Tensor& y, int64_t first) {
-  Tensor columns = torch::stable::narrow(const_cast<Tensor&>(y), 1, first, w.size(0));
+void multiply_dense(const Tensor &x, const Tensor &w, const Tensor &y, int64_t first) {
+  Tensor columns = torch::stable::narrow(const_cast<Tensor &>(y), 1, first, w.size(0));
   StableIValue stack[3] = {torch::stable::detail::from(x), torch::stable::detail::from(torch::stable::transpose(w, 0, 1)),
                            torch::stable::detail::from(columns)};
   TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::mm", "out", stack, TORCH_ABI_VERSION));
@@ -107,13 +107,13 @@ void multiply_dense(const Tensor& x, const Tensor& w, const Tensor& y, int64_t f
 }
 
 // Rows `first` .. of W to `out` [rows, K].
-void dequantize_rows(const Call& call, const Matrix& w, int64_t first, const Tensor& out) {
+void dequantize_rows(const Call &call, const Matrix &w, int64_t first, const Tensor &out) {
   check(launch_dequantize(w.codes, w.scales, w.row_factor, data<__half>(out), first, out.size(0), w.k, w.group, call.stream),
         "nvfp4_dequantize");
 }
 
 // y = x W^T by way of fp16 weights and cuBLAS, a tile of W at a time.
-void dense(const Call& call, const Tensor& x, const Matrix& w, const Tensor& y) {
+void dense(const Call &call, const Tensor &x, const Matrix &w, const Tensor &y) {
   const int64_t step = std::max<int64_t>(kTileRows, kDequantizedBytes / (2 * w.k) / kTileRows * kTileRows);
   Tensor scratch = empty(call, x, {std::min(step, w.n), w.k});
   for (int64_t first = 0; first < w.n; first += step) {
@@ -124,14 +124,14 @@ void dense(const Call& call, const Tensor& x, const Matrix& w, const Tensor& y) 
 }
 
 // The fused kernels' arguments, but for bias and what only experts have.
-LinearArgs fused(const Call& call, const Tensor& x, const Matrix& w, const Tensor& y, const Plan& plan) {
+LinearArgs fused(const Call &call, const Tensor &x, const Matrix &w, const Tensor &y, const Plan &plan) {
   LinearArgs args{};
   args.x = halves(x);
   args.codes = w.codes;
   args.scales = w.scales;
   args.row_factor = w.row_factor;
   args.y = data<__half>(y);
-  args.workspace = static_cast<uint32_t*>(workspace(call, Use::mailbox, plan.workspace_words));
+  args.workspace = static_cast<uint32_t *>(workspace(call, Use::mailbox, plan.workspace_words));
   args.m = x.size(0);
   args.n = w.n;
   args.k = w.k;
@@ -139,9 +139,9 @@ LinearArgs fused(const Call& call, const Tensor& x, const Matrix& w, const Tenso
   return args;
 }
 
-Problem problem(const Call& call, int64_t m, const Matrix& w, int64_t experts) {
-  return {static_cast<int>(m),  static_cast<int>(w.n),  static_cast<int>(w.k),    w.group,
-          call.gpu.arch, call.gpu.processors, static_cast<int>(experts)};
+Problem problem(const Call &call, int64_t m, const Matrix &w, int64_t experts) {
+  return {static_cast<int>(m), static_cast<int>(w.n), static_cast<int>(w.k),    w.group,
+          call.gpu.arch,       call.gpu.processors,   static_cast<int>(experts)};
 }
 
 Tensor linear(Tensor x, Tensor packed, Tensor scales, Tensor row_factor, int64_t group_size, std::optional<Tensor> bias) {

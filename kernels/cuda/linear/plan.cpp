@@ -11,7 +11,7 @@ namespace {
 
 // As instantiated in mma*.cu; launch_tile() refuses to launch where the two disagree.
 constexpr Shape kShapes[] = {
-    {"mma2", 2, 64, 128, 4, 5},   {"mma4", 4, 64, 128, 4, 4},   {"mma8", 8, 64, 128, 4, 4},       {"mma16", 16, 64, 128, 4, 3},
+    {"mma2", 2, 64, 128, 4, 5},   {"mma4", 4, 64, 128, 4, 4},   {"mma8", 8, 64, 128, 4, 4},      {"mma16", 16, 64, 128, 4, 3},
     {"mma32", 32, 64, 128, 4, 2}, {"mma64", 64, 64, 128, 2, 2}, {"mma128", 128, 128, 128, 1, 2},
 };
 

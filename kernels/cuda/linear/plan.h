@@ -7,11 +7,11 @@
 namespace voltserve {
 
 struct Problem {
-  int m, n, k;        // y [m, n] = x [m, k] W^T
-  int group;          // 16 or 32
-  int arch;           // compute capability, 70 for V100
-  int processors;     // multiprocessors of the GPU
-  int experts;        // 0: one matrix; otherwise a grouped call, whose m counts slots (tokens * top_k)
+  int m, n, k;     // y [m, n] = x [m, k] W^T
+  int group;       // 16 or 32
+  int arch;        // compute capability, 70 for V100
+  int processors;  // multiprocessors of the GPU
+  int experts;     // 0: one matrix; otherwise a grouped call, whose m counts slots (tokens * top_k)
 };
 
 // The fused kernels, named after the tokens per block.
@@ -27,8 +27,8 @@ enum class Path { fused, dequantize };
 
 struct Plan {
   Path path;
-  Variant variant;      // of the fused path
-  int blocks;           // of the grid
+  Variant variant;         // of the fused path
+  int blocks;              // of the grid
   int tiles;               // of the output; blocks share them (linear.cuh)
   size_t workspace_words;  // all 0xFFFFFFFF before the first launch
   const char *reason;

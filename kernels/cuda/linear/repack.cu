@@ -4,8 +4,8 @@
 
 namespace voltserve {
 
-cudaError_t launch_repack(const uint8_t *codes, const uint8_t *scales, uint4 *packed, uint8_t *packed_scales, int *first_nan,
-                          int n, int k, int group, cudaStream_t stream) {
+cudaError_t launch_repack(const uint8_t *codes, const uint8_t *scales, uint4 *packed, uint8_t *packed_scales, int *first_nan, int n,
+                          int k, int group, cudaStream_t stream) {
   constexpr int kThreads = 256;
   const size_t threads = static_cast<size_t>(ceil_div(n, kTileRows)) * ceil_div(k, kTileColumns) * kTileCodes;
   const unsigned blocks = static_cast<unsigned>((threads + kThreads - 1) / kThreads);

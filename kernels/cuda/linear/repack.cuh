@@ -11,7 +11,8 @@ namespace voltserve {
 
 // codes [n, k/2], the even column in the low nibble; scales [n, k/group]; packed and packed_scales as in common/layout.cuh.
 template <int GROUP>
-__global__ void repack_kernel(const uint8_t *codes, const uint8_t *scales, uint4 *packed, uint8_t *packed_scales, int *first_nan, int n, int k) {
+__global__ void repack_kernel(const uint8_t *codes, const uint8_t *scales, uint4 *packed, uint8_t *packed_scales, int *first_nan,
+                              int n, int k) {
   const int column_tiles = ceil_div(k, kTileColumns);
   const size_t index = static_cast<size_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   const size_t tile = index / kTileCodes;

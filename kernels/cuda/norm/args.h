@@ -7,9 +7,9 @@
 
 namespace voltserve {
 
-constexpr int kNormThreads = 512;  // the most of a block, which has one row
-constexpr int kNormNumbers = 8;    // per vector: what a thread reads at once
-constexpr int kNormNumbersOfRanks = 2 * kLineHalves;  // the same where ranks meet, as two lines
+constexpr int kNormThreads = 512;                         // the most of a block, which has one row
+constexpr int kNormNumbers = 8;                           // per vector: what a thread reads at once
+constexpr int kNormNumbersOfRanks = 2 * kLineHalves;      // the same where ranks meet, as two lines
 constexpr int kNormVectors = 4, kNormVectorsOfRanks = 3;  // the most per thread
 constexpr int kMaxHidden = 16384;
 

@@ -10,11 +10,10 @@ extern "C" {
 // The structs of this interface (common/c_structs.h); NormArgs holds ReduceArgs, which its own interface describes.
 const char *voltserve_norm_structs() {
   using namespace voltserve;
-  static const std::string text =
-      describe("NormArgs", sizeof(NormArgs),
-               {AT(NormArgs, reduce), AT(NormArgs, residual), AT(NormArgs, weight), AT(NormArgs, rows), AT(NormArgs, hidden),
-                AT(NormArgs, eps)}) +
-      describe("NormPlan", sizeof(NormPlan), {AT(NormPlan, vectors), AT(NormPlan, threads)});
+  static const std::string text = describe("NormArgs", sizeof(NormArgs),
+                                           {AT(NormArgs, reduce), AT(NormArgs, residual), AT(NormArgs, weight), AT(NormArgs, rows),
+                                            AT(NormArgs, hidden), AT(NormArgs, eps)}) +
+                                  describe("NormPlan", sizeof(NormPlan), {AT(NormPlan, vectors), AT(NormPlan, threads)});
   return text.c_str();
 }
 

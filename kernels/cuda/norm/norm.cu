@@ -11,7 +11,8 @@ cudaError_t launch(const NormArgs &args, const NormPlan &plan, cudaStream_t stre
     if (plan.vectors < kVectors) return launch<kVectors - 1>(args, plan, stream);
   }
   if (args.reduce.ranks < 2) return launch_dependent<norm_kernel<kVectors, false>>(args.rows, plan.threads, 0, stream, args);
-  if constexpr (kVectors <= kNormVectorsOfRanks) return launch_dependent<norm_kernel<kVectors, true>>(args.rows, plan.threads, 0, stream, args);
+  if constexpr (kVectors <= kNormVectorsOfRanks)
+    return launch_dependent<norm_kernel<kVectors, true>>(args.rows, plan.threads, 0, stream, args);
   return cudaErrorInvalidValue;
 }
 

@@ -37,7 +37,7 @@ Tensor all_reduce_rms_norm(Tensor x, std::optional<Tensor> residual, Tensor weig
   if (epochs) args.reduce = places(call, to, from, *epochs, rank, limit, late);
   try {
     plan = plan_norm(static_cast<int>(rows), static_cast<int>(hidden), args.reduce.ranks);
-  } catch (const std::invalid_argument& error) {
+  } catch (const std::invalid_argument &error) {
     STD_TORCH_CHECK(false, "x: ", error.what());
   }
   args.reduce.x = x.data_ptr();

@@ -11,8 +11,8 @@ NormPlan plan_norm(int rows, int hidden, int ranks) {
     if (!fits) throw std::invalid_argument(std::string(name) + ": expected " + expected + ", got " + std::to_string(got));
   };
   const bool reduce = ranks > 1;
-  expect(hidden > 0 && hidden <= kMaxHidden && hidden % kNormNumbers == 0, "hidden", "a multiple of 8, 8 to " + std::to_string(kMaxHidden),
-         hidden);
+  expect(hidden > 0 && hidden <= kMaxHidden && hidden % kNormNumbers == 0, "hidden",
+         "a multiple of 8, 8 to " + std::to_string(kMaxHidden), hidden);
   expect(rows > 0, "rows", "at least 1", rows);
   if (reduce) {
     expect(ranks <= kMaxRanks, "ranks", "at most " + std::to_string(kMaxRanks), ranks);

@@ -29,7 +29,8 @@ void rotate_and_cache(Tensor q, Tensor key, Tensor value, Tensor positions, Tens
   expect_multiple("q", "head size", head_dim, 8);
   STD_TORCH_CHECK(head_dim <= 256, "q: expected a head size of at most 256, got ", head_dim);
   expect_multiple("cos_sin", "R", cos_sin.size(1), 4);
-  STD_TORCH_CHECK(cos_sin.size(1) <= head_dim, "cos_sin: expected R of at most the head size ", head_dim, ", got ", cos_sin.size(1));
+  STD_TORCH_CHECK(cos_sin.size(1) <= head_dim, "cos_sin: expected R of at most the head size ", head_dim, ", got ",
+                  cos_sin.size(1));
   STD_TORCH_CHECK(q_weight.has_value() == k_weight.has_value(), "q_weight, k_weight: expected both or neither");
   if (q_weight) {
     expect("q_weight", *q_weight, call.place, ScalarType::Half, {head_dim});

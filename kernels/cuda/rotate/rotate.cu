@@ -9,7 +9,8 @@ namespace {
 template <int kPairs, bool kHalves>
 cudaError_t launch(const RotateArgs &args, cudaStream_t stream) {
   const int blocks = ceil_div(args.tokens * (args.q_heads + 2 * args.kv_heads), kRotateWarps);
-  if (args.q_weight != nullptr) return launch_dependent<rotate_kernel<kPairs, kHalves, true>>(blocks, kRotateThreads, 0, stream, args);
+  if (args.q_weight != nullptr)
+    return launch_dependent<rotate_kernel<kPairs, kHalves, true>>(blocks, kRotateThreads, 0, stream, args);
   return launch_dependent<rotate_kernel<kPairs, kHalves, false>>(blocks, kRotateThreads, 0, stream, args);
 }
 

@@ -13,8 +13,9 @@ from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
 from engine.cpu import attention as cpu_attention
 from engine.cpu.attention import Builder, openmp_threads, spare_openmp
+from lookalikes.linears import member
 from tests.engine.conftest import AsRank
-from tests.engine.made_layers import load, make, member
+from tests.engine.made_layers import load, make
 
 
 @pytest.fixture(autouse=True)

@@ -16,9 +16,9 @@ from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, PretrainedConfig, Qwen2Config, Qwen3Config
 
 from engine import environment
+from lookalikes.linears import member
 from quant.formats import quantize_config
-from tests.engine.greedy import PROMPTS, TOKENS, run_jobs
-from tests.engine.made_layers import member
+from scripts.gpu_tp2.greedy import PROMPTS, TOKENS, run_jobs
 
 pytestmark = pytest.mark.e2e
 

@@ -195,8 +195,8 @@ def test_both_ops_trace_without_computing() -> None:
         layer = impl()
         table, starts, lens = torch.zeros(1, 1).int(), torch.zeros(2).int(), torch.zeros(1).int()
         metadata = Metadata(3, 3, 3, starts, lens, table, torch.zeros(3).long())
-        layer.do_kv_cache_update(None, *qkv[1:], cache, metadata.slot_mapping)
-        assert layer.forward(None, *qkv, cache, metadata, torch.empty_like(qkv[0])).shape == qkv[0].shape
+        layer.do_kv_cache_update(None, *qkv[1:], cache, metadata.slot_mapping)  # type: ignore[call-arg]
+        assert layer.forward(None, *qkv, cache, metadata, torch.empty_like(qkv[0])).shape == qkv[0].shape  # type: ignore[call-arg]
 
 
 def test_keys_and_values_lie_as_the_ops_want_them() -> None:

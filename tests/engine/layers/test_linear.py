@@ -7,10 +7,11 @@ import torch
 
 from engine.layers import linear
 from engine.layers.linear import choose_route
+from lookalikes.linears import Member, member
 from quant.errors import QuantError
 from quant.formats.compressed_tensors import GLOBAL, PACKED, SCALE
 from tests.engine.conftest import AsRank
-from tests.engine.made_layers import Member, config, finished_weight, load, make, member
+from tests.engine.made_layers import config, finished_weight, load, make
 
 RANKS = [(rank, size) for size in (1, 2, 4, 8) for rank in range(size)]
 

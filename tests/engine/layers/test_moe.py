@@ -16,11 +16,11 @@ from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import Un
 from engine.layers import moe
 from engine.layers.moe import QuasarNvfp4MoEMethod
 from engine.layers.quantization import QuasarNvfp4Config, ignores_experts
+from lookalikes.linears import Member, in_modelopt, member
 from quant.errors import QuantError
 from quant.formats import compressed_tensors, modelopt
 from quant.formats.scheme import Scheme
 from tests.engine.conftest import AsRank
-from tests.engine.made_layers import Member, in_modelopt, member
 
 HIDDEN, INTERMEDIATE, EXPERTS, TOP_K = 64, 128, 4, 2
 LEAVES = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}

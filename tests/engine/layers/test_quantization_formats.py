@@ -11,13 +11,14 @@ import torch
 
 from engine import launcher
 from engine.layers.quantization import NAME, QuasarNvfp4Config
+from lookalikes.auto_round import CONFIG as AUTO_ROUND
+from lookalikes.linears import in_modelopt, member
 from quant.errors import QuantError
 from quant.formats import modelopt
 from quant.formats.scheme import Scheme
 from tests.engine.conftest import AsRank
-from tests.engine.made_layers import finished_weight, in_modelopt, load, make, member
+from tests.engine.made_layers import finished_weight, load, make
 from tests.quant.checkpoints import MODELOPT, modelopt_linear, read_shard, write_model, write_safetensors
-from tests.quant.formats.test_auto_round import CONFIG as AUTO_ROUND
 from tests.quant.formats.test_modelopt import FLAT, nested
 
 SECOND = "model-00002-of-00002.safetensors"

@@ -21,7 +21,7 @@ from vllm.sampling_params import StructuredOutputsParams
 
 from engine.requests import checker, grammar
 from engine.requests.grammar import Grammars
-from tests.engine.models import write_tokenizer
+from lookalikes.random_models import write_tokenizer
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This process .* is multi-threaded, use of fork:DeprecationWarning"),

@@ -20,7 +20,7 @@ from vllm.model_executor.layers.attention import attention as vllm_attention
 
 from engine import ops, progress
 from engine.steps import fusion, recording
-from tests.engine.models import LAYERS, QWEN3, QWEN3_MOE, Architecture, write_model
+from lookalikes.random_models import LAYERS, QWEN3, QWEN3_MOE, Architecture, write_model
 
 ROOT = Path(__file__).parents[3]
 

@@ -1,22 +1,8 @@
 import pytest
 
+from lookalikes.auto_round import CONFIG
 from quant.errors import QuantError
 from quant.formats import auto_round, compressed_tensors
-
-CONFIG = {
-    "quant_method": "auto-round",
-    "packing_format": "auto_round:llm_compressor",
-    "bits": 4,
-    "group_size": 16,
-    "sym": True,
-    "data_type": "nv_fp",
-    "act_bits": 4,
-    "act_data_type": "nv_fp4_with_static_gs",
-    "act_dynamic": True,
-    "block_name_to_quantize": "model.layers",
-    "autoround_version": "0.8.0",
-    "extra_config": {"model.layers.0.mlp.gate": {"bits": 16, "data_type": "float"}},
-}
 
 
 def test_the_config_is_read_and_the_tensors_decide_what_is_quantized():

@@ -2,9 +2,9 @@ import json
 
 import pytest
 
+from lookalikes.auto_round import CONFIG as AUTO_ROUND
 from quant.errors import QuantError
 from quant.formats import compressed_tensors, detect, modelopt
-from tests.quant.formats.test_auto_round import CONFIG as AUTO_ROUND
 from tests.quant.formats.test_compressed_tensors import PUBLISHED
 from tests.quant.formats.test_modelopt import FLAT, NESTED, nested
 

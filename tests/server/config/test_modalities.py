@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
+from lookalikes.quasar import write
+from lookalikes.quasar_config import SMALL
 from server.config.devices import Device, Devices
 from server.config.flags import FlagValue
 from server.config.modalities import choose_text_only, is_text_only
 from server.config.settings import load_config
 from server.plan import plan_for
-from tests.quasar_config import SMALL
-from tests.quasar_lookalike import write
 
 ON_SMALL_CARDS = ("--preset", "v100x2-16g-sxm2")
 

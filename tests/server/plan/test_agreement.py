@@ -5,10 +5,10 @@ import pytest
 import structlog
 from typer.testing import CliRunner
 
+from lookalikes.public_models import dense
 from server import logs
 from server.cli import app
 from server.plan.agreement import agreement
-from tests.server.plan.models import dense
 from tests.server.plan.test_model import write
 
 PLAN = {

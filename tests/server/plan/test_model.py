@@ -5,12 +5,13 @@ from typing import Any
 
 import pytest
 
+from lookalikes.public_models import dense, hybrid
 from quant.errors import QuantError
 from quant.safetensors_header import Entry
 from server.plan.model import NotPlannedError, describe, layer_of, read_model
 from tests.quant.checkpoints import COMPRESSED_TENSORS, write_tokenizer
 
-from .models import dense, hybrid, model
+from .models import model
 
 
 def write(folder: Path, config: dict[str, Any], shards: dict[str, dict[str, Entry]], *, index: bool) -> Path:

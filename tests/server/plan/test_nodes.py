@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from lookalikes.public_models import dense
 from server.plan import plan_for
 from server.plan.memory import make_plan
 from server.plan.nodes import NO_STAGES, lay_over_nodes, obstacle
 from server.plan.weights import Split
 
-from .models import dense, model
+from .models import model
 from .test_memory import CARD, RUN
 from .test_model import write
 from .test_plan import config

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from lookalikes.public_models import dense, hybrid
 from server.config.devices import Device, Devices
 from server.config.presets import load_presets
 from server.config.settings import Config, load_config
@@ -14,7 +15,7 @@ from server.plan import plan_for
 from server.plan.memory import GIB, make_plan
 from server.plan.settings import available_memory, device_of, run_of, split_of
 
-from .models import dense, hybrid, model
+from .models import model
 from .test_model import write
 
 PRESETS = load_presets()

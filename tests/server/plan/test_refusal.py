@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
+from lookalikes.public_models import dense
 from server.config.devices import Device, Devices
 from server.config.settings import Config, load_config
 from server.errors import PreflightError
 from server.run import preflight
 from server.run.explain import explain
 
-from .models import dense
 from .test_model import write
 
 

@@ -4,10 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lookalikes.public_models import dense
 from server.plan.model import describe
 from server.plan.weights import Split, packed_bytes, sharded, stage_layers, weights_per_gpu
 
-from .models import dense, model
+from .models import model
 
 
 def test_a_linear_s_bytes_are_codes_scales_and_row_factors() -> None:

@@ -6,7 +6,7 @@ three with a replica each. The engines are scripted: each token comes DELAY seco
 takes SLOTS requests at once, so that three of them need no more cores than there are. Speeds are to be read as ratios,
 CPU times as they are. Needs root and `make setup-ray`:
 
-    .venv/bin/python -m scripts.bench_cluster --out docs/results/cluster-DATE.json
+    .venv/bin/python -m tests.cluster.bench --out docs/results/cluster-DATE.json
 """
 
 import argparse
@@ -93,7 +93,7 @@ def measure(cluster: RayCluster, args: argparse.Namespace) -> dict[str, Any]:
     return {
         "kind": "measured", "date": date.today().isoformat(),
         "machine": f"{os.cpu_count()} cores, {platform.processor() or platform.machine()}",
-        "load_average": os.getloadavg(), "command": " ".join(["scripts.bench_cluster", *sys.argv[1:]]),
+        "load_average": os.getloadavg(), "command": " ".join(["tests.cluster.bench", *sys.argv[1:]]),
         "engine": "scripted, in place of the real one",
         "script": {"slots": SLOTS, "delay_s": DELAY, "tokens": TOKENS},
         "throughput_of_one": {str(row["replicas"]): round(row["tokens_per_second"] / one, 3) for row in rows},

@@ -15,11 +15,11 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3_5Config, Qwen3_5ForConditionalGeneration
 
+from lookalikes.quasar_config import IGNORE, SMALL, Sizes, config
 from quant.blockwise import quantize_matrix
 from quant.formats.compressed_tensors import LAYOUT
 from quant.formats.linear import read_linear
 from quant.selection import matching_pattern
-from tests.quasar_config import IGNORE, SMALL, Sizes, config
 
 
 def write(directory: Path, sizes: Sizes = SMALL, seed: int = 0) -> Qwen3_5ForConditionalGeneration:
@@ -90,4 +90,5 @@ def _write_tokenizer(directory: Path) -> None:
     tokenizer = Tokenizer(models.BPE(vocabulary, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>").save_pretrained(directory)
+    end = "</s>"
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=end).save_pretrained(directory)

@@ -1,6 +1,6 @@
 """Feeds the safetensors header reader hostile files and writes what came of it.
 
-python -m scripts.fuzz_headers --inputs 200000 --out docs/results/header-fuzz.json
+python -m tests.faults.fuzz_headers --inputs 200000 --out docs/results/header-fuzz.json
 """
 
 import argparse
@@ -38,7 +38,7 @@ def main() -> None:
         "safetensors library does not read alike",
         "provenance": "measured",
         "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
-        "command": f"python -m scripts.fuzz_headers --inputs {arguments.inputs} --first {arguments.first}",
+        "command": f"python -m tests.faults.fuzz_headers --inputs {arguments.inputs} --first {arguments.first}",
         "machine": f"{platform.machine()}, Python {platform.python_version()}",
         "inputs": arguments.inputs,
         "distinct_inputs": len(distinct),

@@ -1,6 +1,6 @@
 """Greedy tokens of several models on the real engine, one forked process each, so that vLLM is imported once.
 
-    python -m tests.engine.greedy JOBS.json     [{"flags": ["--model", DIR, …], "output": FILE}, …]
+    python -m scripts.gpu_tp2.greedy JOBS.json     [{"flags": ["--model", DIR, …], "output": FILE}, …]
 
 Each output holds, prompt by prompt, the tokens, the log probability of each, and by how much it led the second
 likeliest; or "error", with what the engine's processes logged as errors. A job may bring "environment", and flags that
@@ -53,12 +53,13 @@ def run_jobs(folder: Path, jobs: list[dict[str, Any]], cores: str, limit: float)
     libiomp = Path(sys.prefix) / "lib" / "libiomp5.so"  # what the service runs with on x86
     if libiomp.exists():
         settings["LD_PRELOAD"] = str(libiomp)
-    command = [sys.executable, "-m", "tests.engine.greedy", str(folder / "jobs.json")]
+    command = [sys.executable, "-m", "scripts.gpu_tp2.greedy", str(folder / "jobs.json")]
     with (folder / "log").open("wb") as log:
         subprocess.run(command, env=os.environ | settings, cwd=ROOT, stdout=log, stderr=log, timeout=limit, check=True)
 
 
 def generate(flags: list[str]) -> list[dict[str, Any]]:
+    """Starts an engine in this process and continues PROMPTS."""
     # Profiling runs a batch of the largest size, for nothing here.
     common = ["--dtype", "float32", "--enforce-eager", "--max-model-len", "128", "--skip-tokenizer-init"]
     common += ["--max-num-batched-tokens", "128", "--max-num-seqs", "4"]
@@ -82,11 +83,13 @@ def generate(flags: list[str]) -> list[dict[str, Any]]:
 
 
 def describe(output: Any) -> dict[str, Any]:
-    told: dict[str, Any] = {"tokens": list(output.token_ids), "logprobs": [], "leads": []}
+    """What the output file holds per prompt."""
+    described: dict[str, Any] = {"tokens": list(output.token_ids), "logprobs": [], "leads": []}
     for step, token in zip(output.logprobs, output.token_ids, strict=True):
-        told["logprobs"].append(step[token].logprob)
-        told["leads"].append(step[token].logprob - max(one.logprob for other, one in step.items() if other != token))
-    return told
+        own = step[token].logprob
+        described["logprobs"].append(own)
+        described["leads"].append(own - max(one.logprob for other, one in step.items() if other != token))
+    return described
 
 
 def run(job: dict[str, Any]) -> None:

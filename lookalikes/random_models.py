@@ -17,10 +17,9 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from lookalikes.auto_round import CONFIG as AUTO_ROUND
+from lookalikes.linears import Member, in_modelopt, member
 from quant.formats import compressed_tensors, modelopt, quantize_config
-from tests.quant.formats.test_auto_round import CONFIG as AUTO_ROUND
-
-from .made_layers import Member, in_modelopt, member
 
 HEADS, KV_HEADS, HEAD_DIM, VOCABULARY, LAYERS, EXPERTS, TOP_K = 6, 1, 32, 260, 2, 6, 2
 Tensors = dict[str, torch.Tensor]

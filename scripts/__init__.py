@@ -1,0 +1,1 @@
+"""What a person starts: `python -m scripts.NAME`. The logic is in the packages."""
