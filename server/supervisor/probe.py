@@ -23,8 +23,8 @@ PROOFS: tuple[tuple[str, dict[str, Any]], ...] = (
 # Bounds of a likeliest token's natural log-probability: vLLM writes -9999 for minus infinity, and no vocabulary is so
 # large that its likeliest token comes near; float32 sums may leave a probability of 1 by a little.
 IMPOSSIBLE, ROUNDING = -100.0, 1e-3
-# A refusal with one of these shows that the model computed NaN or infinity. The first are the words of JSON's writer. The
-# second is the code of a request for which no token is possible, and a proof asks for nothing that excludes tokens.
+# A refusal with one of these shows that the model computed NaN or infinity. The first are the words of JSON's writer.
+# The second is the code of a request for which no token is possible, and a proof asks for nothing that excludes tokens.
 NO_NUMBER = ("Out of range float values", "no_possible_token")
 NOT_FINITE = "the model's outputs are not finite"  # configs/errors.yaml knows it by these words
 CERTAIN = math.log(0.5)
