@@ -13,13 +13,10 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.output_processor import OutputProcessor, OutputProcessorOutput, RequestOutputCollector
 
 from engine.requests import admission, scheduling
+from engine.requests.errors import IMPOSSIBLE
 from engine.requests.grammar import Grammars
 
 log = init_logger(__name__)
-IMPOSSIBLE = (
-    "no token is possible: what the request asks for (grammar, allowed_token_ids, bad_words, min_tokens) excludes all, "
-    "or the model computed no number"
-)
 FAILED = "this request failed in the engine; its log has more"
 
 

@@ -12,12 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from starlette.responses import JSONResponse
+from vllm.entrypoints.openai.engine.protocol import GenerationError
 from vllm.exceptions import VLLMNotFoundError, VLLMValidationError
 from vllm.logger import init_logger
 
 logger = init_logger("vllm.voltserve.requests")
 
 INVALID = "invalid_value"
+IMPOSSIBLE = (
+    "no token is possible: what the request asks for (grammar, allowed_token_ids, bad_words, min_tokens) excludes all, "
+    "or the model computed no number"
+)
 TYPES = {400: "invalid_request_error", 404: "not_found_error", 503: "service_unavailable_error"}
 MAX_MESSAGE = 500  # characters
 SHOWN = 60  # characters of a refused value
@@ -107,6 +112,14 @@ def of_exception(error: BaseException, request: Mapping[str, Any]) -> RequestErr
     if isinstance(error, OF_REQUESTS) or any(kind.__name__ == "TemplateError" for kind in type(error).__mro__):
         unsupported = isinstance(error, NotImplementedError)
         return of_message(str(error), request, code="unsupported_value" if unsupported else INVALID)
+    return _of_fault(error)
+
+
+def _of_fault(error: BaseException) -> RequestError:
+    """A 500, for what no check of the request has found."""
+    if isinstance(error, GenerationError):  # of engine/requests/client.py, whose words say why
+        code = "no_possible_token" if str(error) == IMPOSSIBLE else "engine_error"
+        return RequestError(str(error), code=code, status=500)
     frames = "".join(traceback.format_tb(error.__traceback__))
     logger.error("A request failed with %s:\n%s", type(error).__name__, frames)
     message = "the engine failed on this request; the server's log says where"

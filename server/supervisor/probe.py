@@ -23,7 +23,9 @@ PROOFS: tuple[tuple[str, dict[str, Any]], ...] = (
 # Bounds of a likeliest token's natural log-probability: vLLM writes -9999 for minus infinity, and no vocabulary is so
 # large that its likeliest token comes near; float32 sums may leave a probability of 1 by a little.
 IMPOSSIBLE, ROUNDING = -100.0, 1e-3
-NO_NUMBER = "Out of range float values"  # with which JSON's writer, and so vLLM, refuses NaN and infinity
+# A refusal with one of these shows that the model computed NaN or infinity. The first are the words of JSON's writer.
+# The second is the code of a request for which no token is possible, and a proof asks for nothing that excludes tokens.
+NO_NUMBER = ("Out of range float values", "no_possible_token")
 NOT_FINITE = "the model's outputs are not finite"  # configs/errors.yaml knows it by these words
 CERTAIN = math.log(0.5)
 
@@ -109,7 +111,7 @@ async def prove(client: httpx.AsyncClient, model: str) -> Proof:
             raise EngineNotWorkingError(f"{route} broke off: {type(error).__name__} {error}") from error
         if response.status_code == httpx.codes.NOT_FOUND:
             continue
-        if not response.is_success and NO_NUMBER in response.text:
+        if not response.is_success and any(words in response.text for words in NO_NUMBER):
             raise EngineNotWorkingError(f"{NOT_FINITE}: {route} had NaN or infinity to answer with")
         if body is _TOLD and response.status_code == httpx.codes.BAD_REQUEST:
             refusal = f"the first completion could not be examined: {response.text[:200]}"

@@ -159,7 +159,7 @@ def test_no_value_at_any_depth_is_a_500_and_each_refusal_names_the_field(
             "messages.0.content.0.type",
             "unsupported_value",
         ),
-        (CHAT, {"structured_outputs": {"regex": "(("}}, "structured_outputs", "invalid_value"),
+        (CHAT, {"structured_outputs": {"regex": "(("}}, "structured_outputs.regex", "invalid_value"),
         (
             CHAT,
             {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nope"}}}},

@@ -85,7 +85,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
         {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SELF_REFERENCE}}},
     ),
     "a bad schema in a tag": (
-        "response_format",
+        "structured_outputs",
         {"structured_outputs": {"structural_tag": '{"structures":[{"begin":"<a>","schema":5}],"triggers":["<b"]}'}},
     ),
     "a grammar without end": ("structured_outputs.grammar", {"structured_outputs": {"grammar": "root ::= root"}}),

@@ -93,7 +93,9 @@ def test_a_shard_that_is_cut_off_is_named_before_an_engine_is_started(tmp_path: 
     os.truncate(file, size - 1000)
     code, text, starts = ended(broken, tmp_path / "log")
     assert (code, starts) == (65, 0)
-    assert f"{file}: expected a file of {size} bytes, got {size - 1000}, 1000 bytes less" in text
+    assert (
+        f"{broken} cannot be served on a CPU: {file.name}: expected a file of {size} bytes, got {size - 1000}" in text
+    )
 
 
 @pytest.fixture(scope="module")
