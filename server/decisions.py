@@ -16,7 +16,7 @@ class Decision:
         return f"{self.what}: {self.choice} ({self.reason})"
 
 
-# What is decided where the engine cannot use the cards of its machine (server/config/presets.py).
+# What is decided where the engine cannot use the cards of its machine (server/config/preset_choice.py).
 UNUSED_CARDS = ("engine", "the CPU build")
 
 

@@ -21,14 +21,13 @@ from server.config.devices import Devices, cards_for, find_devices
 from server.config.flags import REFUSED, RETIRED, Flag, FlagValue, engine_flags, parse_arguments, parse_variable
 from server.config.modalities import FLAG as TEXT_ONLY
 from server.config.modalities import choose_text_only
+from server.config.preset_choice import select_preset, unused_cards
 from server.config.presets import (
     Automatic,
     Match,
     Preset,
     find_preset,
     load_presets,
-    select_preset,
-    unused_cards,
     usable_cores,
 )
 from server.decisions import Decision

@@ -4,7 +4,8 @@ import pytest
 import yaml
 
 from server.config.devices import Device, Devices
-from server.config.presets import Automatic, find_preset, load_presets, select_preset, usable_cores
+from server.config.preset_choice import select_preset
+from server.config.presets import Automatic, find_preset, load_presets, usable_cores
 from server.config.settings import load_config
 from server.errors import ConfigError, PreflightError
 
