@@ -30,10 +30,11 @@ from perfmodel.all_reduce_model import NCCL, OURS, Nccl, Ours
 from perfmodel.dense_table import Costs, attention_seconds, graph_host_ms
 from perfmodel.sass_model import GPUS, Gpu, Model
 from server.plan.cache import GPU_BLOCK
-from server.plan.memory import GIB, Device, Run, gib, make_plan
+from server.plan.memory import Device, Run, gib, make_plan
 from server.plan.model import text_only
 from server.plan.settings import VISIBLE_SHARE
 from server.plan.weights import Split
+from server.units import GIB
 from tests.server.plan.models import model as planned_model
 
 RANKS = 2

@@ -13,6 +13,8 @@ from typing import Any
 import structlog
 from structlog.typing import EventDict
 
+from server.environment import LOG_FORMAT
+
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 _COLOURS = {"debug": 36, "info": 32, "warning": 33, "error": 31, "critical": 31}  # ECMA-48 SGR foregrounds
 _NEEDS_QUOTES = re.compile(r"[\s=\"']")
@@ -53,7 +55,7 @@ def configure(level: str, form: str, write: Callable[[str], None] | None = None)
 
 def asked_form(arguments: Sequence[str], environ: Mapping[str, str] | None = None) -> str:
     """The --log-format of a command line, or of the environment, before either is known to be sound."""
-    form = (os.environ if environ is None else environ).get("VOLTSERVE_LOG_FORMAT", "text")
+    form = (os.environ if environ is None else environ).get(LOG_FORMAT, "text")
     for index, token in enumerate(arguments):
         flag, equals, value = token.replace("_", "-").partition("=")
         if flag == "--log-format":

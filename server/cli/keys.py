@@ -9,11 +9,12 @@ from typing import Annotated
 import typer
 
 from server.cli.common import group, user_errors
+from server.environment import KEYS_FILE, USAGE_FILE
 
 app = group("API keys of the gateway (serve --keys-file).")
 
 KeysFile = Annotated[
-    Path, typer.Option("--file", metavar="FILE", envvar="VOLTSERVE_KEYS_FILE", help="File of keys.", dir_okay=False)
+    Path, typer.Option("--file", metavar="FILE", envvar=KEYS_FILE, help="File of keys.", dir_okay=False)
 ]
 
 
@@ -77,7 +78,7 @@ def keys_list(file: KeysFile) -> None:
 def keys_usage(
     file: KeysFile,
     usage_file: Annotated[
-        str, typer.Option(metavar="FILE", envvar="VOLTSERVE_USAGE_FILE", help="As serve's; default: beside the keys.")
+        str, typer.Option(metavar="FILE", envvar=USAGE_FILE, help="As serve's; default: beside the keys.")
     ] = "",
     days: Annotated[int, typer.Option(min=1, help="Days to show, today among them.")] = 30,
     as_json: Annotated[bool, typer.Option("--json", help="Every day, key and model, as JSON.")] = False,

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from server.errors import PreflightError
 
+V100 = "7.0"  # its CUDA compute capability
+
 
 @dataclass(frozen=True)
 class Device:

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from server.config.devices import V100
 from server.config.flags import engine_flags, render
 from server.config.settings import Config
 from server.decisions import Decision
+from server.environment import FORCE_VOLTA, PROGRESS_SOCKET
 
 ENGINE_MODULE = "engine"
 
@@ -34,14 +36,12 @@ ALWAYS = {
     "PYTHONUNBUFFERED": "1",
     "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "31536000",
 }
-FORCE_VOLTA = "VOLTSERVE_FORCE_VOLTA"  # read by engine/gpus.py
 DEFAULTS = {"VLLM_HOST_IP": "127.0.0.1"}
 # Instead, where Ray starts the workers: an address that other machines reach, and what workers need beside vLLM's own.
-DEFAULTS_OVER_RAY = {"VLLM_RAY_EXTRA_ENV_VARS_TO_COPY": "VOLTSERVE_PROGRESS_SOCKET,VOLTSERVE_FORCE_VOLTA"}
+DEFAULTS_OVER_RAY = {"VLLM_RAY_EXTRA_ENV_VARS_TO_COPY": f"{PROGRESS_SOCKET},{FORCE_VOLTA}"}
 # Even where nothing else is compiled, vLLM has torch compile small functions (sampling, log probabilities, masks) at
 # their first use. That takes seconds of a request's time, and a C++ compiler, without which the engine dies of it.
 OFF_VARIABLE = "TORCH_COMPILE_DISABLE"
-VOLTA = "7.0"
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def render_launch(
         **inherited,
         **ALWAYS,
         "VLLM_RPC_BASE_PATH": str(runtime),  # vLLM's own sockets, which it leaves behind
-        "VOLTSERVE_PROGRESS_SOCKET": str(progress_socket(runtime)),
+        PROGRESS_SOCKET: str(progress_socket(runtime)),
     }
     if config.volta == "force":
         env[FORCE_VOLTA] = "1"
@@ -107,7 +107,7 @@ def _compiles_or_records(config: Config) -> bool:
     eager = bool(config.engine.get("enforce-eager"))
     if not config.gpus_needed:
         return not eager
-    if config.volta == "force" or all(gpu.capability == VOLTA for gpu in config.devices.gpus):
+    if config.volta == "force" or all(gpu.capability == V100 for gpu in config.devices.gpus):
         return True
     return not eager and bool({"compilation-config", "optimization-level"} & config.engine.keys())
 

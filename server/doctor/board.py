@@ -6,8 +6,8 @@ from server.doctor.findings import Finding, Level
 from server.doctor.host import Host
 from server.doctor.nvml import Gpu, Reading
 from server.doctor.pci import LOST, NO_ADDRESSES, Card
+from server.units import GIB
 
-GIB = 2**30
 ABOVE_4G = 'Turn on "Above 4G Decoding" (or "Large BAR", "64-bit MMIO") in the BIOS, and boot by UEFI, without CSM'
 
 

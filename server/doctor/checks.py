@@ -2,14 +2,14 @@
 
 from collections.abc import Iterator, Sequence
 
+from server.config.devices import V100
 from server.doctor.disk import Disk
 from server.doctor.findings import Finding, Level
-from server.doctor.gpu_findings import CAPABILITY
 from server.doctor.host import Host
 from server.doctor.nvml import Gpu
 from server.doctor.trial import Trial
+from server.units import GIB
 
-GIB = 2**30
 SHARED_MEMORY = 8 * GIB  # the documents' --shm-size 16g is twice what NCCL and vLLM were seen to need
 OPEN_FILES = 4096
 SLOW_DISK = 200e6  # bytes a second; a good hard disk
@@ -23,7 +23,7 @@ def check_engine(gpus: Sequence[Gpu], *, cpu_engine: bool) -> Iterator[Finding]:
     if not cpu_engine and not gpus:
         remedy = "`make setup ENGINE=cpu` installs the CPU engine; with a card, look at the driver"
         yield Finding("error", "engine", "engine", "a card for vLLM's CUDA build", "no card", remedy)
-    elif cpu_engine and any(gpu.capability == CAPABILITY for gpu in gpus):
+    elif cpu_engine and any(gpu.capability == V100 for gpu in gpus):
         remedy = "`make setup ENGINE=gpu` installs the engine that uses them"
         yield Finding("warning", "engine", "engine", f"vLLM's CUDA build for {cards}", "vLLM's CPU build", remedy)
     else:

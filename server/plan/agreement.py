@@ -5,9 +5,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from server.units import GIB
+
 TOLERANCE = 0.05  # of what the engine reports
 
-GIB = 2**30
 # A start after a failure says everything anew.
 _RESTART = re.compile(r"restart scheduled")
 

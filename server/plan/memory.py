@@ -11,9 +11,7 @@ from typing import Literal
 from server.plan.cache import Cache, lay_out
 from server.plan.model import Model
 from server.plan.weights import Split, WeightForm, Weights, weights_per_gpu
-
-MIB = 2**20
-GIB = 2**30
+from server.units import GIB, MIB
 
 # Stated, not computed: typical of torch 2.10 with CUDA 12.8, not measured on a V100.
 CUDA_CONTEXT = 450 * MIB

@@ -4,13 +4,15 @@ import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
 
+from server.config.cards import smallest_card
 from server.config.flags import FlagValue
 from server.config.presets import Preset
-from server.config.settings import Config, smallest_card
+from server.config.settings import Config
 from server.plan.cache import CPU_BLOCK, GPU_BLOCK
-from server.plan.memory import GIB, Device, Run
+from server.plan.memory import Device, Run
 from server.plan.model import Model
 from server.plan.weights import Split, WeightForm
+from server.units import GIB
 
 # Of a card's nominal size, what CUDA reports: 16160 of 16384 MiB on a V100 16 GB; a 32 GB one reports a little more.
 VISIBLE_SHARE = 16160 / 16384

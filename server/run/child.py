@@ -16,11 +16,11 @@ import httpx
 
 from quant.progress import OnProgress, Progress, ignore_progress
 from server.errors import UserError
+from server.run.lifetime import EXIT_BY_SIGNAL
 
 POLL = 0.2  # seconds between two looks
 STOP_LIMIT = 60.0  # seconds after SIGTERM; serve's own drain and stop timeouts end well before
 END_LIMIT = 5.0  # seconds between serve's last answer and its end, where it ends by itself
-EXIT_BY_SIGNAL = 128  # plus the signal's number, as shells have it
 LAST_WORDS = "engine's last words"  # the supervisor's event with a line of the engine's
 LAST_LINES = 20  # of the log, in the error of a service that ended by itself
 

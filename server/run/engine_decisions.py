@@ -9,13 +9,13 @@ from typing import Any
 
 from quant.errors import QuantError
 from quant.jsonfile import read_object
+from server.config.devices import V100
 from server.config.presets import Match, find_preset, load_presets
 from server.config.render import OFF_VARIABLE, render_launch
 from server.config.settings import Config
 from server.decisions import Decision
 from server.plan.model import Model, NotPlannedError, read_model
 
-CAPABILITY = "7.0"
 EXPLAIN = ("-m", "engine.explain")
 LIMIT = 60.0  # seconds; torch's import takes a few
 
@@ -26,7 +26,7 @@ def engine_decisions(config: Config) -> tuple[tuple[Decision, ...], str | None]:
     A model whose files cannot be read is no reason to stop here: the preflight says what is wrong with it.
     """
     match = find_preset(config.preset, load_presets()).match
-    if match is None or match.capability != CAPABILITY:
+    if match is None or match.capability != V100:
         return (), None
     directory = Path(config.model)
     try:

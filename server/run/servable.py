@@ -5,11 +5,11 @@ from pathlib import Path
 from quant.errors import QuantError
 from quant.formats.others import Device
 from quant.verify.servable import Examination, Target, examine
-from server.config.devices import find_devices
+from server.config.devices import V100, find_devices
 from server.config.presets import Preset, find_preset, load_presets
 from server.config.settings import Config, engine_is_cpu_build
 from server.errors import ConfigError, ModelRefusedError, PreflightError
-from server.run.engine_decisions import CAPABILITY, engine_decisions
+from server.run.engine_decisions import engine_decisions
 
 
 def check(config: Config) -> Examination:
@@ -50,7 +50,7 @@ def device_of(config: Config, preset: Preset) -> Device:
     if preset.match is None:
         return "cpu"
     found = [gpu.capability for gpu in config.devices.gpus] or [preset.match.capability]
-    return "volta" if config.volta == "force" or CAPABILITY in found else "gpu"
+    return "volta" if config.volta == "force" or V100 in found else "gpu"
 
 
 def device_here() -> Device:
@@ -61,4 +61,4 @@ def device_here() -> Device:
         found = [gpu.capability for gpu in find_devices().gpus]
     except (ConfigError, PreflightError):
         return "volta"
-    return "volta" if CAPABILITY in found or not found else "gpu"
+    return "volta" if V100 in found or not found else "gpu"

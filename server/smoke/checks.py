@@ -14,6 +14,7 @@ import httpx
 
 from quant.evaluate.long_output import PROMPTS, LongOutputResult, write_long
 from quant.progress import OnProgress
+from server.environment import API_KEY
 from server.run.child import Service, ServiceFailedError
 from server.scrape import Metrics
 from server.smoke.steps import Result, Verdict, worst
@@ -49,7 +50,7 @@ class Conversation:
             ServiceFailedError: no answer, or none of the form that OpenAI's has.
         """
         body = {"model": self.model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, **more}
-        key = os.environ.get("VOLTSERVE_API_KEY", "")
+        key = os.environ.get(API_KEY, "")
         headers = {"authorization": f"Bearer {key}"} if key else {}
         try:
             answer = httpx.post(f"{self.service.url}/v1/completions", json=body, headers=headers, timeout=ANSWER_LIMIT)

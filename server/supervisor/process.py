@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from server.config.render import Launch
+from server.environment import SUPERVISOR
 from server.supervisor.output import EngineOutput
 
-_SUPERVISOR_VARIABLE = "VOLTSERVE_ENGINE_SUPERVISOR"  # read by engine/process.py: whoever it says must be the parent
 _POLL = 0.05  # seconds
 _KILL_LIMIT = 5.0  # seconds in which the kernel removes a killed group; longer means a process stuck in a driver
 
@@ -44,7 +44,7 @@ class EngineProcess:
         try:
             process = await asyncio.create_subprocess_exec(
                 *launch.argv,
-                env={**launch.env, _SUPERVISOR_VARIABLE: str(os.getpid())},
+                env={**launch.env, SUPERVISOR: str(os.getpid())},
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=writing,
                 stderr=writing,
