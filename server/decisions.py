@@ -22,10 +22,10 @@ UNUSED_CARDS = ("engine", "the CPU build")
 
 def costly(decisions: Iterable[Decision]) -> list[str]:
     """Of the choices those that the user will hardly have wanted: 4-bit weights kept in 16 bits, unused cards."""
-    told = []
+    warnings = []
     for one in decisions:
         if one.what in {"NVFP4 linear layers", "NVFP4 experts"} and one.choice == "dense":
-            told.append(f"{one.what} do not stay in 4 bits: {one.reason}")
+            warnings.append(f"{one.what} do not stay in 4 bits: {one.reason}")
         elif (one.what, one.choice) == UNUSED_CARDS:
-            told.append(f"the engine is {one.choice}: {one.reason}")
-    return told
+            warnings.append(f"the engine is {one.choice}: {one.reason}")
+    return warnings

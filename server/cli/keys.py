@@ -63,14 +63,14 @@ def keys_list(file: KeysFile) -> None:
         keys = read_keys(file)
     for key in keys:
         limits = {"requests a minute": key.requests_per_minute, "at once": key.max_concurrent}
-        told = "; ".join(
+        limits = "; ".join(
             f"{what}: {'as serve has it' if value is None else value or 'no limit'}" for what, value in limits.items()
         )
         expiry = f"{key.expires} at its end" if key.expires else "never"
         models = ", ".join(key.models) if key.models else "all"
         budget = key.tokens_per_day or "no limit"
         print(
-            f"{key.name}  {key.created:%Y-%m-%d}  {told}; expires: {expiry}; models: {models}; tokens a day: {budget}"
+            f"{key.name}  {key.created:%Y-%m-%d}  {limits}; expires: {expiry}; models: {models}; tokens a day: {budget}"
         )
 
 

@@ -70,7 +70,7 @@ def deploy(path: Path, arguments: Sequence[str], wanted: Wanted, module: str = E
 async def _serve(file: ClusterFile, settings: Settings, sock: socket.socket, module: str, *, update: bool) -> int:
     members = Members(settings, {model.name: Expected(model.served, model.least) for model in file.models})
     gateway = Gateway(settings, members.pool, members.gpus)
-    members.count_in(gateway.metrics)
+    members.report_to(gateway.metrics)
     http = http_server(gateway, settings.body_timeout)
     gc.collect()
     gc.freeze()

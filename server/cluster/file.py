@@ -43,9 +43,11 @@ class Autoscaling(_Strict):
     min: Annotated[int, Field(ge=1)] = Field(1, description="Fewest replicas.")
     max: Annotated[int, Field(ge=1)] = Field(description="Most replicas.")
     requests_per_replica: Positive = Field(description="Requests, running or waiting, that fill one replica.")
-    up_after: Annotated[float, Field(ge=0)] = Field(10, description="Seconds of higher load before a replica is added.")
+    up_after: Annotated[float, Field(ge=0)] = Field(
+        default=10, description="Seconds of higher load before a replica is added."
+    )
     down_after: Annotated[float, Field(ge=0)] = Field(
-        300, description="Seconds of lower load before a replica is removed."
+        default=300, description="Seconds of lower load before a replica is removed."
     )
 
     @model_validator(mode="after")

@@ -92,7 +92,7 @@ async def _serve(supervisor: Supervisor, config: Config, host: str, runtime: Pat
     ended, given_up = asyncio.Event(), asyncio.Event()
 
     def show(status: Status) -> None:
-        relay.tell({"status": status_message(status)})
+        relay.send_to_all({"status": status_message(status)})
         say(state=status.state.value, reason=status.reason)
         if status.given_up:
             given_up.set()
@@ -101,7 +101,7 @@ async def _serve(supervisor: Supervisor, config: Config, host: str, runtime: Pat
     signals = Signals(on_second=supervisor.kill)
     server = await relay.listen(host, arguments["ports"])
     say(port=server.sockets[0].getsockname()[1], secret=relay.secret)
-    helpers = [asyncio.create_task(relay.run()), asyncio.create_task(_tell_load(relay))]
+    helpers = [asyncio.create_task(relay.run()), asyncio.create_task(_report_load(relay))]
     await _watch_stdin(ended)
     running = asyncio.create_task(supervisor.run())
     try:
@@ -125,7 +125,7 @@ async def _serve(supervisor: Supervisor, config: Config, host: str, runtime: Pat
     return signals.exit_code
 
 
-async def _tell_load(relay: Relay) -> None:
+async def _report_load(relay: Relay) -> None:
     while True:
         say(load=sum(relay.loads.values()))
         await asyncio.sleep(PULSE)

@@ -56,7 +56,7 @@ class Relay:
         problem: OSError | None = None
         for port in range(ports[0], ports[1] + 1) if ports else (0,):
             try:
-                return await loop.create_server(lambda: _Arrival(self), host, port)
+                return await loop.create_server(lambda: _NewConnection(self), host, port)
             except OSError as error:
                 problem = error
         where = f"any of the ports {ports[0]} to {ports[1]}" if ports else "any port"
@@ -65,10 +65,10 @@ class Relay:
     async def run(self) -> None:
         """Tells every gateway, every second, that this replica is there."""
         while True:
-            self.tell(self._pulse())
+            self.send_to_all(self._pulse())
             await asyncio.sleep(PULSE)
 
-    def tell(self, message: dict[str, Any]) -> None:
+    def send_to_all(self, message: dict[str, Any]) -> None:
         """Sends a message to every gateway."""
         text = line(**message)
         for listener in tuple(self.loads):
@@ -114,12 +114,12 @@ class Relay:
         self._unjoined.set()
 
 
-class _Arrival(asyncio.Protocol):
+class _NewConnection(asyncio.Protocol):
     """A connection of which it is not known yet what it is for."""
 
     def __init__(self, relay: Relay) -> None:
         self._relay = relay
-        self._come = b""
+        self._received = b""
         self._transport: Any = None
         self._limit = asyncio.get_running_loop().call_later(GREETING_LIMIT, self._refuse, "no greeting came")
         self._joining: asyncio.Task[None] | None = None
@@ -134,8 +134,8 @@ class _Arrival(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Called by the event loop."""
-        self._come += data
-        first, end, rest = self._come.partition(b"\n")
+        self._received += data
+        first, end, rest = self._received.partition(b"\n")
         if not end:
             if len(first) > MAX_GREETING:
                 self._refuse("its greeting does not end")
@@ -219,7 +219,7 @@ class _Listener(asyncio.Protocol):
     def __init__(self, relay: Relay, transport: asyncio.Transport) -> None:
         self._relay = relay
         self._transport = transport
-        self._come = b""
+        self._received = b""
         relay.loads[self] = 0.0
 
     def send(self, text: bytes) -> None:
@@ -231,11 +231,11 @@ class _Listener(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Called by the event loop."""
-        *lines, self._come = (self._come + data).split(b"\n")
+        *lines, self._received = (self._received + data).split(b"\n")
         for text in lines:
             with contextlib.suppress(ValueError, TypeError, KeyError):
                 self._relay.loads[self] = float(json.loads(text)["load"])
-        if len(self._come) > MAX_LINE:
+        if len(self._received) > MAX_LINE:
             self._transport.abort()
 
     def connection_lost(self, error: Exception | None) -> None:

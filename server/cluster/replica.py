@@ -84,7 +84,7 @@ class Replica:
         reader, writer = await _within(CONNECT_LIMIT, opening, "no connection to it")
         writer.write(greeting(self.address.secret, "status"))
         self.linked = True
-        telling = asyncio.create_task(self._tell_load(writer))
+        reporting = asyncio.create_task(self._report_load(writer))
         try:
             while True:
                 text = await _within(self._silence, reader.readline(), "no word from it")
@@ -93,7 +93,7 @@ class Replica:
                 self._take(json.loads(text))
         finally:
             self.linked = False
-            telling.cancel()
+            reporting.cancel()
             writer.transport.abort()
 
     def _take(self, message: dict[str, Any]) -> None:
@@ -127,7 +127,7 @@ class Replica:
         self.status = status
         self._on_change(self)
 
-    async def _tell_load(self, writer: asyncio.StreamWriter) -> None:
+    async def _report_load(self, writer: asyncio.StreamWriter) -> None:
         while True:
             admission = self.upstream.admission if self.upstream else None
             load = admission.running + admission.waiting if admission else 0

@@ -41,17 +41,17 @@ def _addresses(cards: Sequence[Card], kernel_log: Sequence[str]) -> Iterator[Fin
             yield Finding(
                 "error", "bar", f"card {card.address}", "all its memory among the PCI addresses", got, ABOVE_4G
             )
-    told = next((line for line in kernel_log if NO_ADDRESSES.search(line)), "")
-    if told and not any(card.no_addresses for card in cards):
+    complaint = next((line for line in kernel_log if NO_ADDRESSES.search(line)), "")
+    if complaint and not any(card.no_addresses for card in cards):
         expected = "no complaint about PCI addresses"
-        yield Finding("warning", "bar", "kernel log", expected, told.strip(), f"If a card is missing: {ABOVE_4G}")
+        yield Finding("warning", "bar", "kernel log", expected, complaint.strip(), f"If a card is missing: {ABOVE_4G}")
 
 
 def _lost(kernel_log: Sequence[str]) -> Iterator[Finding]:
-    told = [line for line in kernel_log if LOST.search(line)]
-    if told:
+    lines = [line for line in kernel_log if LOST.search(line)]
+    if lines:
         remedy = "Reboot; if it comes again, check power cables, riser and slot, then cooling, then the card"
-        yield Finding("error", "lost", "kernel log", "no card lost since boot", told[-1].strip(), remedy)
+        yield Finding("error", "lost", "kernel log", "no card lost since boot", lines[-1].strip(), remedy)
 
 
 def _unseen(reading: Reading, cards: Sequence[Card]) -> Iterator[Finding]:

@@ -104,7 +104,7 @@ class EngineSocket:
         """Ends every request under way with EngineGoneError, and closes all connections."""
         self._breaks += 1
         for connection in tuple(self._busy):
-            connection.give_up(reason)
+            connection.fail(reason)
         self.close()
 
     def break_off_soon(self, reason: str) -> None:
@@ -170,7 +170,7 @@ class _Connection(asyncio.Protocol):
         self.status = 0
         self.headers: Headers = []
         self._asked = False
-        self._come: asyncio.Future[None] | None = None  # what `ask` waits for, and then `chunks`
+        self._arrived: asyncio.Future[None] | None = None  # what `ask` waits for, and then `chunks`
         self._parts: list[bytes] = []
         self._waiting = 0
         self._paused = False
@@ -184,7 +184,7 @@ class _Connection(asyncio.Protocol):
         self._asked = True
         self._send(request)
         while not self.status:
-            await self._news()
+            await self._wait_for_data()
 
     def _send(self, request: bytes) -> None:
         """Writes at once: uvloop's transport would keep it until every task that is ready has run, so that of requests
@@ -204,7 +204,7 @@ class _Connection(asyncio.Protocol):
         """Sends what comes before the first request of a connection."""
         self._send(greeting)
 
-    def give_up(self, reason: str) -> None:
+    def fail(self, reason: str) -> None:
         """Ends the request for whoever waits for it, as if the engine had gone."""
         self._fail(reason)
         self.close()
@@ -227,15 +227,15 @@ class _Connection(asyncio.Protocol):
         if self in self._idle:
             self._idle.remove(self)
 
-    async def _news(self) -> None:
+    async def _wait_for_data(self) -> None:
         if self._error is not None:
             raise self._error
-        self._come = self._loop.create_future()
-        await self._come
+        self._arrived = self._loop.create_future()
+        await self._arrived
 
-    def _tell(self) -> None:
-        if self._come is not None and not self._come.done():
-            self._come.set_result(None)
+    def _wake(self) -> None:
+        if self._arrived is not None and not self._arrived.done():
+            self._arrived.set_result(None)
 
     async def chunks(self) -> AsyncIterator[bytes]:
         """What has come since the last chunk, as one."""
@@ -251,7 +251,7 @@ class _Connection(asyncio.Protocol):
             elif self._complete:
                 return
             else:
-                await self._news()
+                await self._wait_for_data()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Called by the event loop."""
@@ -289,22 +289,22 @@ class _Connection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         """Called by the parser."""
         self.status = self._parser.get_status_code()
-        self._tell()
+        self._wake()
 
     def on_body(self, body: bytes) -> None:
         """Called by the parser."""
         self._parts.append(body)
         self._waiting += len(body)
-        self._tell()
+        self._wake()
 
     def on_message_complete(self) -> None:
         """Called by the parser."""
         self._complete = True
         self._may_rest = self._parser.should_keep_alive()
-        self._tell()
+        self._wake()
 
     def _fail(self, reason: str, cause: Exception | None = None) -> None:
         if not self._complete and self._error is None:
             unread = isinstance(cause, ConnectionError) and not self._begun
             self._error = (_UnreadError if unread else EngineGoneError)(reason)
-            self._tell()
+            self._wake()

@@ -104,9 +104,9 @@ class BoundedProtocol(HttpToolsProtocol):
         # Bytes of one head, line of a chunk's size, or trailer. Only reads that hold nothing else count: of others the
         # parser does not say how they divide.
         self._unfinished = 0
-        self._moved = False  # whether the present read began or ended any of those, or held some of a body
-        self._again = b""  # the head of a request to change the protocol, without that wish
-        self._due: float | None = None  # when the present phase must be over; None: nothing is expected
+        self._progressed = False  # whether the present read began or ended any of those, or held some of a body
+        self._repeated_head = b""  # the head of a request to change the protocol, without that wish
+        self._deadline: float | None = None  # when the present phase must be over; None: nothing is expected
         self._timer: asyncio.TimerHandle | None = None
         self._running: RequestResponseCycle | None = None  # what is being answered; `cycle` is what came last
         self._refusal: bytes | None = None  # the last response of this connection
@@ -115,12 +115,12 @@ class BoundedProtocol(HttpToolsProtocol):
         """Called by the event loop."""
         super().connection_made(transport)
         self.flow = _Flow(transport)
-        self._due = self.loop.time() + HEAD_TIMEOUT
-        self._timer = self.loop.call_at(self._due, self._look)
+        self._deadline = self.loop.time() + HEAD_TIMEOUT
+        self._timer = self.loop.call_at(self._deadline, self._check_deadline)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Called by the event loop. uvicorn tells the request that came last; the one being answered must know, too."""
-        self._disarm()
+        self._cancel_timer()
         self.pipeline.clear()
         if self._running is not None and not self._running.response_complete:
             self._running.disconnected = True
@@ -132,24 +132,24 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._refusal is not None:
             return  # read only so that the client gets to read its answer
         self._unset_keepalive_if_required()
-        if self._due is None:
-            self._due = self.loop.time() + HEAD_TIMEOUT
-        self._moved = False
+        if self._deadline is None:
+            self._deadline = self.loop.time() + HEAD_TIMEOUT
+        self._progressed = False
         try:
             self._feed(data)
         except httptools.HttpParserError as error:
             found = error.__context__  # what a callback raised
             self._refuse(found if isinstance(found, APIError) else _invalid("this is no HTTP/1.1 request"))
             return
-        if not self._moved:
+        if not self._progressed:
             self._unfinished += len(data)
             if self._unfinished > 2 * MAX_HEAD:
                 self._refuse(_head_too_large())
                 return
         if self.pipeline:
-            self._hold()
-        if self._due is not None and self._timer is None and not self.transport.is_closing():
-            self._timer = self.loop.call_at(self._due, self._look)
+            self._pause_when_full()
+        if self._deadline is not None and self._timer is None and not self.transport.is_closing():
+            self._timer = self.loop.call_at(self._deadline, self._check_deadline)
 
     def _feed(self, data: bytes) -> None:
         """Parses, as if no request wished to change the protocol (RFC 9110, 7.8: a server may ignore that).
@@ -162,8 +162,8 @@ class BoundedProtocol(HttpToolsProtocol):
                 self.parser.feed_data(data)
             except httptools.HttpParserUpgrade as stop:
                 self.parser = httptools.HttpRequestParser(self)
-                data = self._again + data[stop.args[0] :]
-                self._again = b""
+                data = self._repeated_head + data[stop.args[0] :]
+                self._repeated_head = b""
             else:
                 return
 
@@ -171,25 +171,25 @@ class BoundedProtocol(HttpToolsProtocol):
         """Called by the parser."""
         super().on_message_begin()
         self._phase = _Phase.HEAD
-        self._moved = True
+        self._progressed = True
         self._unfinished = 0
-        if self._due is None:
-            self._due = self.loop.time() + HEAD_TIMEOUT
+        if self._deadline is None:
+            self._deadline = self.loop.time() + HEAD_TIMEOUT
 
     def on_headers_complete(self) -> None:
         """Called by the parser, which ends with what is raised here."""
         if self._head_size() > MAX_HEAD:
             raise _head_too_large()
-        self._moved = True
+        self._progressed = True
         self._unfinished = 0
         version = self.parser.get_http_version()
         if self.parser.should_upgrade():
-            self._again = self._head_again(version)
+            self._repeated_head = self._head_without_upgrade(version)
             return
         _check_host(self.headers, version)
         self._phase = _Phase.BODY
-        self._disarm()
-        self._due = self.loop.time() + self._body_timeout
+        self._cancel_timer()
+        self._deadline = self.loop.time() + self._body_timeout
         super().on_headers_complete()
         if not self.parser.should_keep_alive():  # uvicorn does not see `close` among other words, or in capitals
             self.cycle.keep_alive = False
@@ -197,23 +197,23 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         """Called by the parser."""
-        self._moved = True
+        self._progressed = True
         self._unfinished = 0
         super().on_body(body)
 
     def on_chunk_header(self) -> None:
         """Called by the parser."""
-        self._moved = True
+        self._progressed = True
         self._unfinished = 0
 
     def on_message_complete(self) -> None:
         """Called by the parser."""
-        self._moved = True
+        self._progressed = True
         self._unfinished = 0
-        if self._again:
+        if self._repeated_head:
             return
         self._phase = _Phase.BETWEEN
-        self._due = None
+        self._deadline = None
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
@@ -221,7 +221,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.flow.held = False  # type: ignore[attr-defined]  # ours, see connection_made
         super().on_response_complete()
         if self.pipeline:
-            self._hold()
+            self._pause_when_full()
         if self._refusal is not None and not self.transport.is_closing():
             self._refuse_in_turn()
 
@@ -229,7 +229,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._running = cycle
         super()._start_asgi_task(cycle, app)
 
-    def _hold(self) -> None:
+    def _pause_when_full(self) -> None:
         """Reads no further while much waits: a connection's requests are answered one after another."""
         waiting = sum(len(cycle.body) for cycle, _ in self.pipeline)
         if len(self.pipeline) >= MAX_WAITING_REQUESTS or waiting > MAX_WAITING_BYTES:
@@ -241,7 +241,7 @@ class BoundedProtocol(HttpToolsProtocol):
             return len(self.url)
         return len(self.url) + 4 * len(self.headers) + sum(map(len, itertools.chain.from_iterable(self.headers)))
 
-    def _head_again(self, version: str) -> bytes:
+    def _head_without_upgrade(self, version: str) -> bytes:
         method = self.parser.get_method()
         if method == b"CONNECT":
             message = "CONNECT is not allowed: it is for proxies, and this server is none; ask it directly"
@@ -249,22 +249,22 @@ class BoundedProtocol(HttpToolsProtocol):
         fields = [b"%b: %b\r\n" % field for field in self.headers if field[0] != b"upgrade"]
         return b"%b %b HTTP/%b\r\n%b\r\n" % (method, self.url, version.encode(), b"".join(fields))
 
-    def _disarm(self) -> None:
+    def _cancel_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _look(self) -> None:
+    def _check_deadline(self) -> None:
         """Acts on what did not come in time. Where it is we who do not read, or who still answer, it gets more time."""
         self._timer = None
-        if self._due is None or self.transport.is_closing():
+        if self._deadline is None or self.transport.is_closing():
             return
         in_body = self._phase is _Phase.BODY
         answering = self.cycle is not None and not self.cycle.response_complete
         if self.flow.read_paused or (answering and not in_body):
-            self._due = self.loop.time() + HEAD_TIMEOUT
-        if self.loop.time() < self._due:
-            self._timer = self.loop.call_at(self._due, self._look)
+            self._deadline = self.loop.time() + HEAD_TIMEOUT
+        if self.loop.time() < self._deadline:
+            self._timer = self.loop.call_at(self._deadline, self._check_deadline)
         elif in_body and answering:
             message = f"the request body did not come within {self._body_timeout:g} s (--body-timeout)"
             self._refuse(APIError(408, "request_timeout", message))
@@ -280,7 +280,7 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         log.info("request refused", client=(self.client or ("?",))[0], status=error.status, code=error.code)
         self._on_refusal(error.code)
-        self._disarm()
+        self._cancel_timer()
         if self._phase is _Phase.BODY:
             cycle = self.cycle
             if cycle.response_started:  # a request has one response only

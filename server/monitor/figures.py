@@ -59,7 +59,7 @@ def figures(before: Reading | None, now: Reading) -> Figures:
     health, metrics = now.health, now.metrics
     gpus, lost_gpus = now.gpus, ""
     if not gpus and health.get("gpus"):  # a service on another machine tells of its own
-        gpus = tuple(_told(gpu) for gpu in health["gpus"] if not gpu.get("problem"))
+        gpus = tuple(_gpu_of(gpu) for gpu in health["gpus"] if not gpu.get("problem"))
         lost = [f"GPU {gpu['index']}: {gpu['problem']}" for gpu in health["gpus"] if gpu.get("problem")]
         lost_gpus = "; ".join(lost)
     return Figures(
@@ -85,7 +85,7 @@ def figures(before: Reading | None, now: Reading) -> Figures:
     )
 
 
-def _told(gpu: Mapping[str, Any]) -> GpuReading:
+def _gpu_of(gpu: Mapping[str, Any]) -> GpuReading:
     names = ("index", "name", "memory_used", "memory_total", "temperature")
     return GpuReading(**{name: gpu[name] for name in names}, throttle=tuple(gpu.get("throttle", ())))
 

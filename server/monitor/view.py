@@ -61,11 +61,11 @@ def _load(figures: Figures, history: History) -> Table:
     waiting = Text(str(figures.waiting + figures.queued), "yellow" if figures.waiting + figures.queued else "default")
     rows.add_row("waiting", waiting, Text(f"{figures.waiting} in the engine, {figures.queued} in the queue", "dim"))
     rows.add_row("key/value cache", f"{figures.cache:.0%}", _bar(figures.cache))
-    told = [
+    counts = [
         f"{count} {what}" for count, what in ((figures.refused, "refused"), (figures.preempted, "preempted")) if count
     ]
-    if told:
-        rows.add_row("since the start", "", Text(", ".join(told), "yellow"))
+    if counts:
+        rows.add_row("since the start", "", Text(", ".join(counts), "yellow"))
     return rows
 
 

@@ -31,8 +31,8 @@ class ServiceFailedError(UserError):
     exit_code = 1
 
     def __init__(self, reason: str, diagnosis: Mapping[str, Any] | None = None) -> None:
-        told = f": {diagnosis['title']}. {' '.join(diagnosis['remedy'])}" if diagnosis else ""
-        super().__init__(f"{reason}{told}")
+        about = f": {diagnosis['title']}. {' '.join(diagnosis['remedy'])}" if diagnosis else ""
+        super().__init__(f"{reason}{about}")
         self.reason = reason
         self.diagnosis = diagnosis
 
@@ -66,7 +66,7 @@ class Service:
         began = time.monotonic()
         while True:
             _check_alive(self.process, self.log)
-            body = self._told()
+            body = self._health_or_end()
             if body["state"] == "ready":
                 return time.monotonic() - began
             if body["state"] == "failed":
@@ -75,7 +75,7 @@ class Service:
             on_progress(Progress(what, 0, 1, "start", f"{phase}, {time.monotonic() - began:.0f} s"))
             time.sleep(POLL)
 
-    def _told(self) -> dict[str, Any]:
+    def _health_or_end(self) -> dict[str, Any]:
         """The body of `/health`; where serve has just ended, that is the error."""
         try:
             return self.health()
@@ -161,11 +161,16 @@ def _check_alive(process: "subprocess.Popen[bytes]", log: Path) -> None:
         return
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     records = [_record(line) for line in lines]
-    told = [record for record in records if record.get("event") == "diagnosis"]
-    if told:
+    diagnoses = [record for record in records if record.get("event") == "diagnosis"]
+    if diagnoses:
         words = "; ".join(str(record["line"]) for record in records if record.get("event") == LAST_WORDS)
-        docs = str(told[-1]["see"])
-        found = {"id": docs.partition("#")[2], "title": told[-1]["what"], "remedy": [told[-1]["remedy"]], "docs": docs}
+        docs = str(diagnoses[-1]["see"])
+        found = {
+            "id": docs.partition("#")[2],
+            "title": diagnoses[-1]["what"],
+            "remedy": [diagnoses[-1]["remedy"]],
+            "docs": docs,
+        }
         raise ServiceFailedError(f"serve ended with exit code {code}: {words}", found)
     last = "\n".join(map(_event, lines[-LAST_LINES:]))
     raise ServiceFailedError(f"serve ended with exit code {code}: {last}")

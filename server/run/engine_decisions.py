@@ -51,8 +51,10 @@ def engine_decisions(config: Config) -> tuple[tuple[Decision, ...], str | None]:
         return (Decision("the engine's choices", "not known", f"engine.explain: {lines[-1]}"),), None
     choices = json.loads(done.stdout)
     problem = next((choice["problem"] for choice in choices if choice["problem"]), None)
-    told = (Decision(choice["what"], choice["choice"], choice["reason"]) for choice in choices if not choice["problem"])
-    return tuple(told), problem
+    decisions = (
+        Decision(choice["what"], choice["choice"], choice["reason"]) for choice in choices if not choice["problem"]
+    )
+    return tuple(decisions), problem
 
 
 def question(config: Config, match: Match, model: Model, declared: Mapping[str, Any]) -> dict[str, Any]:

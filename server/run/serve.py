@@ -115,18 +115,18 @@ async def _run(plans: Sequence[_Plan], sock: socket.socket, module: str) -> int:
         gateway = Gateway(config, Pool([engine.upstream for engine in engines]))
         hopeless = asyncio.Event()
 
-        def judge(_: Status) -> None:
+        def check_hopeless(_: Status) -> None:
             if all(supervisor.status.lasting for supervisor in supervisors):
                 hopeless.set()
 
         for engine in engines:
             engine.supervisor.subscribe(gateway.metrics.observer(engine.upstream.name))
-            engine.supervisor.subscribe(judge)
+            engine.supervisor.subscribe(check_hopeless)
         http = http_server(gateway, config.body_timeout)
         # What was made so far lives as long as the process: without it, looking for garbage takes no time that shows.
         gc.collect()
         gc.freeze()
-        signals = Signals(on_second=lambda: _hurry(supervisors, http))
+        signals = Signals(on_second=lambda: _kill_at_once(supervisors, http))
         sock.listen(BACKLOG)  # uvicorn does so later: until then clients would be refused
         log.info("listening", host=config.host, port=sock.getsockname()[1])
         serving = asyncio.create_task(http.serve(sockets=[sock]))
@@ -170,7 +170,7 @@ def _exit_code(last: Status) -> int:
     return last.diagnosis.exit_code if last.diagnosis else UNKNOWN_EXIT_CODE
 
 
-def _hurry(supervisors: Sequence[Supervisor], http: uvicorn.Server) -> None:
+def _kill_at_once(supervisors: Sequence[Supervisor], http: uvicorn.Server) -> None:
     for supervisor in supervisors:
         supervisor.kill()
     http.force_exit = True

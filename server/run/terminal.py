@@ -61,7 +61,7 @@ class LogReporter:
     def show(self, status: Status) -> None:
         """Takes the supervisor's new status."""
         if status.state is State.READY and self._state is State.WARMING:
-            self._tell_ready()
+            self._report_ready()
         self._state = status.state
         if status.progress is None or status.state not in _STARTING:
             return
@@ -73,7 +73,7 @@ class LogReporter:
         known = {name: value for name, value in progress.items() if value is not None}
         log.info("loading", phase=self._phase, elapsed=round(status.start_elapsed, 1), **known)
 
-    def _tell_ready(self) -> None:
+    def _report_ready(self) -> None:
         if self._config.log_format == "json":
             log.info("ready", url=f"{self._url}/v1", models=self._config.served_model_name)
             log.info("try", command=trial(self._config, self._url))

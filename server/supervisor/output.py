@@ -14,7 +14,7 @@ _LEVEL = re.compile(r"^(?:\([^)]*\) *)*\W*(DEBUG|INFO|WARNING|ERROR|CRITICAL)\b"
 _PREFIX = re.compile(r"^(?:\([^)]*\) *)+")
 # The last line of a traceback (`ValueError: …`, `torch.OutOfMemoryError: …`), the head of a native crash, a rank whose
 # process ended, and the engine launcher's own account of how its processes ended.
-_TELLING = re.compile(
+_CAUSE = re.compile(
     r"[A-Za-z_][\w.]*(?:Error|Exception|Exit)\b(?::|$)|.*(?:Segfault encountered|Segmentation fault)"
     r"|Worker proc \S+ died|the engine died: "
 )
@@ -35,7 +35,7 @@ class EngineOutput:
         self._on_line = on_line
         self.lines: deque[str] = deque(maxlen=KEPT_LINES)
         # Kept apart, since the root cause comes first and the tracebacks it leads to would push it out of `lines`.
-        self._telling: dict[str, None] = {}
+        self._causes: dict[str, None] = {}
         self._native: list[Fault] = []
         self.served = False
 
@@ -45,13 +45,13 @@ class EngineOutput:
         Native code's errors are still read: it has no other way to tell of a GPU that was waited for in vain.
         """
         self.served = True
-        self._telling.clear()
+        self._causes.clear()
         self.lines.clear()
 
     @property
     def evidence(self) -> list[str]:
         """What may say why the engine ended; nothing once it has served."""
-        return [] if self.served else [*self._telling, *self.lines]
+        return [] if self.served else [*self._causes, *self.lines]
 
     @property
     def native(self) -> tuple[Fault, ...]:
@@ -84,13 +84,13 @@ class EngineOutput:
                 return
         self.lines.append(line)
         text = _message(_PREFIX.sub("", line)).strip()
-        if not _HARMLESS.match(line) and _TELLING.match(text) and len(self._telling) < KEPT_LINES:
-            self._telling[text] = None
+        if not _HARMLESS.match(line) and _CAUSE.match(text) and len(self._causes) < KEPT_LINES:
+            self._causes[text] = None
 
     def errors(self, most: int = 3) -> list[str]:
         """The lines that most likely say why the engine ended: exceptions, else lines at error level, else the last."""
-        if self._telling:
-            return list(self._telling)[:most]
+        if self._causes:
+            return list(self._causes)[:most]
         bare = [_PREFIX.sub("", line) for line in self.lines]
         failing = [line for line in bare if level_of(line) in {"error", "critical"}]
         return (failing or bare)[-most:]

@@ -14,9 +14,15 @@ POLL_INTERVAL = 0.25  # seconds between two looks at an engine that is not up ye
 # What proves that the engine works: the first of these requests that it takes. Pooling models have no completions; a
 # model with a context of a few tokens, or --max-logprobs 0, has none that can be examined.
 _PLAIN: dict[str, Any] = {"prompt": "Hello", "max_tokens": 1, "temperature": 0}
-_TOLD = {"prompt": "The capital of France is", "max_tokens": 12, "temperature": 0, "logprobs": 1, "ignore_eos": True}
+_WITH_LOGPROBS = {
+    "prompt": "The capital of France is",
+    "max_tokens": 12,
+    "temperature": 0,
+    "logprobs": 1,
+    "ignore_eos": True,
+}
 PROOFS: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("/v1/completions", _TOLD),
+    ("/v1/completions", _WITH_LOGPROBS),
     ("/v1/completions", _PLAIN),
     ("/v1/embeddings", {"input": "Hello"}),
 )
@@ -111,12 +117,12 @@ async def prove(client: httpx.AsyncClient, model: str) -> Proof:
             continue
         if not response.is_success and NO_NUMBER in response.text:
             raise EngineNotWorkingError(f"{NOT_FINITE}: {route} had NaN or infinity to answer with")
-        if body is _TOLD and response.status_code == httpx.codes.BAD_REQUEST:
+        if body is _WITH_LOGPROBS and response.status_code == httpx.codes.BAD_REQUEST:
             refusal = f"the first completion could not be examined: {response.text[:200]}"
             continue
         if not response.is_success:
             raise EngineNotWorkingError(f"{route} answered {response.status_code}: {response.text[:300]}")
-        if body is not _TOLD:
+        if body is not _WITH_LOGPROBS:
             return Proof(route, (refusal,) if refusal else ())
         try:
             logprobs = response.json()["choices"][0].get("logprobs") or {}

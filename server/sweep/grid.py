@@ -96,7 +96,9 @@ def parse_axes(varied: Sequence[str], config: Config) -> tuple[Axis, ...]:
 def _value(name: str, text: str) -> FlagValue:
     if name.isupper():
         if not is_inherited(name):
-            raise ConfigError(f"--vary: {name} is no variable of the engine (server/config/render.py, INHERITED)")
+            raise ConfigError(
+                f"--vary: {name} is no variable that the engine gets (server/config/render.py, INHERITED)"
+            )
         return str(usable_cores()) if text == CORES else text
     known = engine_flags()
     if name not in known:

@@ -66,8 +66,10 @@ class Store:
         found = values[0].get("conditions")
         if found != wanted:
             differing = [name for name in wanted if not isinstance(found, dict) or found.get(name) != wanted[name]]
-            told = "; ".join(f"{name}: expected {wanted[name]}, got {(found or {}).get(name)}" for name in differing)
-            raise ConfigError(f"{self.path} is a sweep under other conditions ({told}); choose another --out")
+            differences = "; ".join(
+                f"{name}: expected {wanted[name]}, got {(found or {}).get(name)}" for name in differing
+            )
+            raise ConfigError(f"{self.path} is a sweep under other conditions ({differences}); choose another --out")
         for value in values[1:]:
             record = Record(**{**value, "levels": tuple(value["levels"])})
             self.records[record.key] = record

@@ -45,7 +45,7 @@ def test_explain_is_json_on_demand(model: Path) -> None:
 
 def test_explain_says_what_would_stop_serve(tmp_path: Path) -> None:
     code, out, _ = run("explain", "--model", str(tmp_path / "none"))
-    assert code == 2
+    assert code == 65
     assert "serve would refuse: model directory" in out
 
 
@@ -68,7 +68,7 @@ def test_a_wrong_flag_exits_with_2_and_one_message(model: Path, command: str, fl
 
 def test_serve_refuses_a_missing_model_before_anything_starts(tmp_path: Path) -> None:
     code, _, err = run("serve", "--model", str(tmp_path / "none"))
-    assert code == 2
+    assert code == 65
     assert "does not exist" in err
 
 
@@ -112,8 +112,8 @@ def test_python_m_server_is_serve() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "server", "--model", "/none"], cwd=ROOT, capture_output=True, text=True, check=False
     )
-    assert done.returncode == 2
-    assert "/none does not exist" in done.stderr
+    assert done.returncode == 65
+    assert "model directory /none" in done.stderr
 
 
 def test_version_names_all_three() -> None:

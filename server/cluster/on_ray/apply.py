@@ -34,7 +34,7 @@ def main() -> None:
     serve.start(proxy_location="Disabled")  # requests come through our gateway
     before = _versions()
     surging = _surging(file, module, before, say)
-    _tell_directory(file, module, before)
+    _update_directory(file, module, before)
     for name in set(serve.status().applications) - {DIRECTORY, *(model.application for model in file.models)}:
         if name.startswith(f"{DIRECTORY}-"):
             serve.delete(name, _blocking=False)
@@ -43,7 +43,7 @@ def main() -> None:
     # A model that failed keeps the place of its one replica more: without it Serve would stop one that works.
     failed |= _roll(file, [one for one in file.models if one.name in surging.keys() - failed], module, {}, say)
     new = {one["name"]: one["version"] for one in directory_config(file, module)["models"] if one["name"] not in failed}
-    _tell_directory(file, module, {**before, **new})
+    _update_directory(file, module, {**before, **new})
     raise SystemExit(1 if failed else 0)
 
 
@@ -56,7 +56,7 @@ def _versions() -> dict[str, str]:
     return {one["name"]: one["version"] for one in models}
 
 
-def _tell_directory(file: ClusterFile, module: str, versions: Mapping[str, str]) -> None:
+def _update_directory(file: ClusterFile, module: str, versions: Mapping[str, str]) -> None:
     """Tells the directory the models, and the versions that they have come up in."""
     config = directory_config(file, module)
     for one in config["models"]:
@@ -85,7 +85,7 @@ def _roll(file: ClusterFile, models: Iterable[Model], module: str, surging: Mapp
 
 def _wait(names: Collection[str], say: Say) -> list[str]:
     """Waits until Serve says of each application that it runs, or cannot; returns those that cannot."""
-    told: dict[str, str] = {}
+    shown: dict[str, str] = {}
     while True:
         found = serve.status().applications
         ended = {ApplicationStatus.RUNNING, ApplicationStatus.DEPLOY_FAILED}
@@ -95,8 +95,8 @@ def _wait(names: Collection[str], say: Say) -> list[str]:
             engine = found[name].deployments.get(DEPLOYMENT)
             message = shortened(found[name].message or (engine.message if engine else ""))
             text = f"{found[name].status.value}{': ' if message else ''}{message}"
-            if told.get(name) != text:
-                told[name] = text
+            if shown.get(name) != text:
+                shown[name] = text
                 say({"progress": (name, text)})
         if all(name in found and found[name].status in ended for name in names):
             return [name for name in names if found[name].status is not ApplicationStatus.RUNNING]

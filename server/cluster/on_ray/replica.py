@@ -78,8 +78,8 @@ class EngineReplica:
         if code and not self._failure:
             self._failure = f"exit code {code}; its log on that machine says more"
         with contextlib.suppress(Exception):  # the directory forgets it by itself, later
-            told = self._directory.withdraw.remote(self._id, self._arguments["name"], self._failure)
-            await asyncio.wait_for(told, ANNOUNCED)
+            withdrawn = self._directory.withdraw.remote(self._id, self._arguments["name"], self._failure)
+            await asyncio.wait_for(withdrawn, ANNOUNCED)
         self._ended.set()
 
     async def _announce(self) -> None:

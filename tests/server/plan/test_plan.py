@@ -51,7 +51,7 @@ def test_the_smallest_card_counts(qwen: Path) -> None:
 def test_a_split_that_the_model_s_heads_forbid_does_not_fit(tmp_path: Path) -> None:
     shape, entries = dense("8B", num_attention_heads=9, head_dim=128)
     write(tmp_path, shape, {"model.safetensors": entries}, index=False)
-    problems = plan_for(config(tmp_path, "--preset", "v100x2-16g-pcie")).plan.problems
+    problems = plan_for(config(tmp_path, "--preset", "v100x2-16g-pcie", "--tensor-parallel-size", "2")).plan.problems
     assert "num_attention_heads=9 is not divisible" in problems[0]
 
 
