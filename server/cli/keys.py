@@ -62,9 +62,10 @@ def keys_list(file: KeysFile) -> None:
     with user_errors():
         keys = read_keys(file)
     for key in keys:
-        limits = {"requests a minute": key.requests_per_minute, "at once": key.max_concurrent}
+        of_requests = {"requests a minute": key.requests_per_minute, "at once": key.max_concurrent}
         limits = "; ".join(
-            f"{what}: {'as serve has it' if value is None else value or 'no limit'}" for what, value in limits.items()
+            f"{what}: {'as serve has it' if value is None else value or 'no limit'}"
+            for what, value in of_requests.items()
         )
         expiry = f"{key.expires} at its end" if key.expires else "never"
         models = ", ".join(key.models) if key.models else "all"

@@ -1,4 +1,4 @@
-"""uvicorn as the gateway runs it, with what it lacks: bounds on a request's head, and on how slowly one may come."""
+"""uvicorn as the gateway runs it, with bounds on a request's head and on the time that a request takes to arrive."""
 
 import asyncio
 import contextlib
@@ -19,12 +19,12 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from server.gateway.app import Gateway
 from server.gateway.errors import APIError
 
-# Bytes of request target and header fields, with four a field for what separates them. API keys and ids need a few
-# hundred. Of a head that is not over yet twice as much is kept, besides the read that it began in.
+# Bytes of request target and header fields, plus four per field for separators. API keys and ids need a few hundred. An
+# unfinished head may take twice as much, besides the read that it began in.
 MAX_HEAD = 32 * 2**10
-HEAD_TIMEOUT = 10.0  # seconds from a connection's, or a further request's, first byte to the end of the head
+HEAD_TIMEOUT = 10.0  # seconds from the first byte of a connection, or of a further request, to the end of the head
 LINGER = 2.0  # seconds for a client that still sends to read why it was refused (RFC 9112, 9.6)
-# What one connection may have waiting behind the request that is being answered, before it is read no further.
+# Limits per connection of requests that wait behind the one being answered. Beyond them, reading stops.
 MAX_WAITING_REQUESTS = 32
 MAX_WAITING_BYTES = 2**20
 
@@ -39,7 +39,7 @@ def http_server(gateway: Gateway, body_timeout: float) -> uvicorn.Server:
 
     Args:
         gateway: answers the requests.
-        body_timeout: seconds a request's body may take to come.
+        body_timeout: seconds within which a request's body must arrive.
     """
     refused = gateway.metrics.refused
     protocol = functools.partial(
@@ -70,7 +70,7 @@ class _Server(uvicorn.Server):
 
 
 class _Flow(FlowControl):
-    """uvicorn's, which a request's `receive` may not resume while `held`."""
+    """uvicorn's flow control. While `held`, a request's `receive` does not resume reading."""
 
     held = False
 
@@ -89,11 +89,11 @@ class _Phase(enum.Enum):
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """One client's connection. A request whose head is too large is refused with 431; one that comes too slowly with
-    408, or, before its first byte, by closing.
+    """One client's connection. A request whose head is too large is refused with 431. A request that arrives too slowly
+    is refused with 408; before its first byte, the connection is just closed.
 
-    Each phase of a request has a time by which it must be over. A request that comes whole, as nearly all do, costs no
-    timer beyond its connection's. Requests are answered in the order they came, refused ones too.
+    Each phase of a request has a deadline. Nearly all requests arrive in one piece and need no timer beyond their
+    connection's. Requests, refused ones included, are answered in order of arrival.
     """
 
     def __init__(self, *args: Any, body_timeout: float, on_refusal: Callable[[str], None], **kwargs: Any) -> None:
@@ -101,14 +101,16 @@ class BoundedProtocol(HttpToolsProtocol):
         self._body_timeout = body_timeout
         self._on_refusal = on_refusal
         self._phase = _Phase.BETWEEN
-        # Bytes of one head, line of a chunk's size, or trailer. Only reads that hold nothing else count: of others the
-        # parser does not say how they divide.
+        # Bytes of one head, chunk-size line, or trailer. Only reads that hold nothing else count: the parser does not
+        # say how other reads divide.
         self._unfinished = 0
-        self._progressed = False  # whether the present read began or ended any of those, or held some of a body
-        self._repeated_head = b""  # the head of a request to change the protocol, without that wish
-        self._deadline: float | None = None  # when the present phase must be over; None: nothing is expected
+        self._progressed = False  # whether the present read began or ended any of those, or held a part of a body
+        self._repeated_head = b""  # the head of an upgrade request, without its upgrade field
+        self._deadline: float | None = None  # deadline of the present phase; None: nothing is expected
         self._timer: asyncio.TimerHandle | None = None
-        self._running: RequestResponseCycle | None = None  # what is being answered; `cycle` is what came last
+        self._running: RequestResponseCycle | None = (
+            None  # the request being answered; `cycle` is the last that arrived
+        )
         self._refusal: bytes | None = None  # the last response of this connection
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -119,7 +121,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._timer = self.loop.call_at(self._deadline, self._check_deadline)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Called by the event loop. uvicorn tells the request that came last; the one being answered must know, too."""
+        """Called by the event loop. uvicorn notifies the last request that arrived; the one being answered is notified
+        here."""
         self._cancel_timer()
         self.pipeline.clear()
         if self._running is not None and not self._running.response_complete:
@@ -152,10 +155,10 @@ class BoundedProtocol(HttpToolsProtocol):
             self._timer = self.loop.call_at(self._deadline, self._check_deadline)
 
     def _feed(self, data: bytes) -> None:
-        """Parses, as if no request wished to change the protocol (RFC 9110, 7.8: a server may ignore that).
+        """Parses, as if no request asked for an upgrade (RFC 9110, 7.8: a server may ignore that).
 
-        The parser stops after the head of one that does, and would take its body for the other protocol. So a new one
-        gets the head once more, without the wish.
+        The parser stops after the head of an upgrade request, and would take its body for the other protocol. So a new
+        parser gets the head again, without the upgrade field.
         """
         while True:
             try:
@@ -191,9 +194,9 @@ class BoundedProtocol(HttpToolsProtocol):
         self._cancel_timer()
         self._deadline = self.loop.time() + self._body_timeout
         super().on_headers_complete()
-        if not self.parser.should_keep_alive():  # uvicorn does not see `close` among other words, or in capitals
+        if not self.parser.should_keep_alive():  # uvicorn misses `close` in a list, or in capitals
             self.cycle.keep_alive = False
-        self.headers = []  # trailers go here, where nobody reads them: they are no header fields
+        self.headers = []  # collects trailers, which nobody reads: they are no header fields
 
     def on_body(self, body: bytes) -> None:
         """Called by the parser."""
@@ -230,7 +233,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     def _pause_when_full(self) -> None:
-        """Reads no further while much waits: a connection's requests are answered one after another."""
+        """Stops reading while many requests wait: a connection's requests are answered one after another."""
         waiting = sum(len(cycle.body) for cycle, _ in self.pipeline)
         if len(self.pipeline) >= MAX_WAITING_REQUESTS or waiting > MAX_WAITING_BYTES:
             self.flow.pause_reading()
@@ -255,7 +258,8 @@ class BoundedProtocol(HttpToolsProtocol):
             self._timer = None
 
     def _check_deadline(self) -> None:
-        """Acts on what did not come in time. Where it is we who do not read, or who still answer, it gets more time."""
+        """Acts where the deadline has passed. The deadline moves while reading is paused, or while an answer is under
+        way."""
         self._timer = None
         if self._deadline is None or self.transport.is_closing():
             return
@@ -275,7 +279,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def _refuse(self, error: APIError) -> None:
-        """Answers what comes now with an error, once what came before is answered, and closes the connection."""
+        """Answers the present request with an error and closes the connection, once earlier requests are answered."""
         if self.transport.is_closing():
             return
         log.info("request refused", client=(self.client or ("?",))[0], status=error.status, code=error.code)

@@ -11,7 +11,7 @@ import httpx
 
 POLL_INTERVAL = 0.25  # seconds between two looks at an engine that is not up yet
 
-# What proves that the engine works: the first of these requests that it takes. Pooling models have no completions; a
+# The first of these requests that the engine accepts proves that it works. Pooling models have no completions; a
 # model with a context of a few tokens, or --max-logprobs 0, has none that can be examined.
 _PLAIN: dict[str, Any] = {"prompt": "Hello", "max_tokens": 1, "temperature": 0}
 _WITH_LOGPROBS = {
@@ -26,16 +26,16 @@ PROOFS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("/v1/completions", _PLAIN),
     ("/v1/embeddings", {"input": "Hello"}),
 )
-# Bounds of a likeliest token's natural log-probability: vLLM writes -9999 for minus infinity, and no vocabulary is so
-# large that its likeliest token comes near; float32 sums may leave a probability of 1 by a little.
+# Bounds of a likeliest token's natural log-probability: vLLM writes -9999 for minus infinity, and no vocabulary is
+# large enough for its likeliest token to get near it; float32 sums may leave a probability of 1 by a little.
 IMPOSSIBLE, ROUNDING = -100.0, 1e-3
 NO_NUMBER = "Out of range float values"  # with which JSON's writer, and so vLLM, refuses NaN and infinity
-NOT_FINITE = "the model's outputs are not finite"  # configs/errors.yaml knows it by these words
+NOT_FINITE = "the model's outputs are not finite"  # a pattern in configs/errors.yaml
 CERTAIN = math.log(0.5)
 
 
 class Pulse(Enum):
-    """What a heartbeat found: a good answer, none, or the engine's word that its core is dead."""
+    """What a heartbeat found: a good answer, none, or the engine's report that its core is dead."""
 
     ALIVE = "alive"
     SILENT = "silent"
@@ -44,7 +44,7 @@ class Pulse(Enum):
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """A heartbeat's result; `detail` says in words why it is not ALIVE."""
+    """A heartbeat's result; `detail` says why it is not ALIVE."""
 
     pulse: Pulse
     detail: str = ""
@@ -147,7 +147,8 @@ def check_finite(logprobs: Mapping[str, Any]) -> None:
 
 
 def oddities(logprobs: Mapping[str, Any]) -> list[str]:
-    """What a sound model hardly says when it continues a plain sentence, of the `logprobs` of its likeliest tokens.
+    """Signs, in the `logprobs` of its likeliest tokens, that a model does not continue a plain sentence as a sound one
+    does.
 
     A model of random weights passes: it may repeat a token, but hardly with certainty.
     """

@@ -1,4 +1,4 @@
-"""The supervisor: one engine at a time, from start to ready, from failure to restart, until it is told to stop."""
+"""The supervisor: one engine at a time, from start to ready, from failure to restart, until `stop`."""
 
 import asyncio
 import time
@@ -83,7 +83,7 @@ class Supervisor:
         self._listeners.append(listener)
 
     async def run(self) -> None:
-        """Starts the engine and keeps it running until `drain` and `stop` are called; nothing of it is left then."""
+        """Starts the engine and keeps it running until `drain` and `stop` are called. No process of it is left then."""
         transport = await receive_progress(progress_socket(self._runtime), self._on_event, self._on_invalid)
         try:
             while not self._draining.is_set():
@@ -110,7 +110,7 @@ class Supervisor:
         self._stopping.set()
 
     async def _run_engine(self) -> None:
-        """One life of the engine, from its start until none of it runs. The one path on which an engine is started."""
+        """Runs the engine once, from its start until no process of it is left. Engines are started nowhere else."""
         self._reset()
         try:
             engine_socket(self._runtime).unlink(missing_ok=True)
@@ -141,7 +141,8 @@ class Supervisor:
 
     @staticmethod
     async def _cancel(task: "asyncio.Task[Any]") -> None:
-        """Cancels until it ends: before Python 3.12, `wait_for` drops a cancellation that comes with its result."""
+        """Cancels repeatedly: before Python 3.12, `wait_for` drops a cancellation that arrives together with its
+        result."""
         while not task.done():
             task.cancel()
             await asyncio.wait({task}, timeout=1)
@@ -164,7 +165,7 @@ class Supervisor:
         )
 
     async def _start_and_watch(self) -> None:
-        """Brings the engine up and then watches it; ends only by EngineFaultError or cancellation."""
+        """Waits until the engine is ready and then watches it. Ends only by EngineFaultError or cancellation."""
         limit = self._config.start_timeout
         try:
             await asyncio.wait_for(self._wait_until_ready(), limit)
@@ -211,7 +212,7 @@ class Supervisor:
                 raise EngineFaultError(f"hung: {beat.detail}; gave it {self._config.hang_timeout:g} s (--hang-timeout)")
 
     async def _check_heartbeat(self) -> Heartbeat:
-        """Whether the engine's API process answers, and whether its core, if it ever told a pulse, goes on doing so."""
+        """Whether the engine's API process answers, and whether its core still sends pulses, if it ever sent one."""
         beat = await heartbeat(self._client, self._config.heartbeat_timeout)
         limit = self._config.step_timeout
         if beat.pulse is Pulse.ALIVE and self._pulsed_at is not None and time.monotonic() - self._pulsed_at > limit:
@@ -240,10 +241,10 @@ class Supervisor:
         self._enter(State.FAILED, reason, progress=None, last_exit=reason)
 
     def _finish(self, exit_text: str, output: EngineOutput) -> None:
-        """Adds what the engine last said, which is known only once its output has ended, and what that means.
+        """Adds the engine's last lines and their diagnosis, which are known only once its output has ended.
 
-        /health shows it to everyone. Once the engine has served, the lines stay in the log: clients' words may stand in
-        them.
+        /health shows it to everyone. Once the engine has served, the lines stay in the log: they may contain clients'
+        text.
         """
         if self.status.state is not State.FAILED:
             self._update(last_exit=exit_text)
