@@ -163,7 +163,8 @@ def load_presets(folder: Path = PRESETS_FOLDER) -> dict[str, Preset]:
     """Every preset by name, variants included.
 
     Raises:
-        ConfigError: a file is not a preset (names the file, the key and the nearest valid key), or a name comes twice.
+        ConfigError: a file is not a preset (the error names the file, the key and the nearest valid key), or two have
+        one name.
     """
     return dict(_load_presets(folder, tuple((path, path.stat().st_mtime_ns) for path in sorted(folder.glob("*.yaml")))))
 

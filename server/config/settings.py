@@ -1,6 +1,6 @@
 """One frozen configuration from layers: built in < preset < `VOLTSERVE_*` environment < command line.
 
-Every value remembers where it came from. A flag of voltserve or of vLLM is the same thing in each layer:
+Every value keeps its source. A flag of voltserve or of vLLM is the same thing in each layer:
 `--max-model-len 8192`, `VOLTSERVE_MAX_MODEL_LEN=8192`, and `max-model-len: 8192` in a preset.
 """
 
@@ -105,7 +105,7 @@ class Config(Settings):
     """Everything `serve` does, decided before anything starts.
 
     `served_model_name` is never empty; `engine` has vLLM's flags by name; `env` is what the preset adds to the engine's
-    environment; `sources` says for each value where it came from; `gpus_needed`, of this machine, is 0 on a preset
+    environment; `sources` has each value's source; `gpus_needed`, of this machine, is 0 on a preset
     without GPUs. Where there are several engines, `name` is this one's, and `pinned` says that it gets `devices` and no
     others.
     """
@@ -254,12 +254,12 @@ def load_settings(
 
     Args:
         arguments: the command line.
-        environ: the environment; what it says of engines is for those of this machine.
+        environ: the environment; its settings of engines are for this machine's engines, and ignored here.
         file: takes the model's place.
-        of_an_engine: settings that belong into the file.
+        of_an_engine: settings that belong in the file.
 
     Raises:
-        ConfigError: anything unknown or malformed; on the command line, what belongs into the file.
+        ConfigError: anything unknown or malformed; a setting on the command line that belongs in the file.
     """
     command_line = parse_arguments(arguments, all_flags())
     for name in command_line:

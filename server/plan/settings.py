@@ -1,4 +1,4 @@
-"""From the merged configuration to what is planned: the device, how the engine will run, and the split over GPUs."""
+"""Derives a plan's inputs from the merged configuration: the device, the run, and the split over GPUs."""
 
 import importlib.util
 from collections.abc import Mapping
@@ -44,7 +44,7 @@ def split_of(engine: Mapping[str, FlagValue]) -> Split:
 
 
 def run_of(config: Config, model: Model, device: Device, split: Split) -> Run:
-    """How the engine will run, with vLLM's defaults for what no flag says."""
+    """How the engine will run, with vLLM's defaults where there is no flag."""
     engine = config.engine
     on_gpu = device.kind == "gpu"
     dtype_bytes = _DTYPE_BYTES[str(engine.get("dtype", "auto"))]
