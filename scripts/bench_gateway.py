@@ -102,7 +102,7 @@ def gateway(path: str, port: int) -> None:
     gc.collect()
     gc.freeze()
     with socket.create_server(("127.0.0.1", port), backlog=2048) as listening:
-        uvloop.run(server.run.serve(sockets=[listening]))
+        uvloop.run(server.serve(sockets=[listening]))
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The gateway's view of the cluster: which replicas there are, as the engines of its pool."""
+"""The gateway's view of the cluster: the replicas, as engines of its pool."""
 
 import asyncio
 import contextlib
@@ -31,12 +31,12 @@ class Expected:
 
 
 class Members:
-    """Keeps `pool` as the directory says, and a connection to each replica. A model with fewer replicas than it should
-    have also has a stand-in, which is never ready and says so.
+    """Keeps `pool` in step with the directory, and a connection to each replica. A model that lacks replicas also has a
+    stand-in, which is never ready and reports why.
 
     Args:
         settings: the gateway's.
-        models: what is expected of each model, until the directory says more.
+        models: the expected models, until the directory lists them.
     """
 
     def __init__(self, settings: Settings, models: Mapping[str, Expected]) -> None:
@@ -51,7 +51,7 @@ class Members:
         self.pool = Pool([absent.upstream for absent in self._stand_ins.values()], several=True)
 
     def report_to(self, metrics: Metrics) -> None:
-        """From now on tells `metrics` each engine's status."""
+        """From now on reports each engine's status to `metrics`."""
         self._metrics = metrics
         self._rebuild_pool()
 
@@ -60,8 +60,8 @@ class Members:
         return [reading for replica, _ in self._replicas.values() if replica.linked for reading in replica.gpus]
 
     def take(self, found: Mapping[str, Any]) -> None:
-        """Takes what the directory knows (`on_ray.directory.Directory.look`). A replica that it has forgotten, but
-        that still answers, stays: the directory may have been started anew.
+        """Takes the directory's content (`on_ray.directory.Directory.look`). A replica that still answers stays
+        although the directory lacks it: the directory may have been restarted.
         """
         self._set_models({one["name"]: Expected(tuple(one["served"]), one["least"]) for one in found["models"]})
         self._failures = found["failures"]
@@ -92,20 +92,22 @@ class Members:
         self._stand_ins = {name: _StandIn(self._settings, name, one.served) for name, one in models.items()}
 
     def _on_end(self, name: str, task: "asyncio.Task[None]") -> None:
-        """A replica has ended as it was told to."""
+        """Called when a replica has ended in order."""
         if not task.cancelled() and self._replicas.pop(name, None) is not None:
             self._rebuild_pool()
             task.result()
 
     def _on_status(self, replica: Replica) -> None:
-        """A replica has a new status."""
+        """Called when a replica has a new status."""
         if replica.upstream is not None and replica.upstream not in self.pool.upstreams:
             self._rebuild_pool()
         elif replica.name in self._observers:
             self._observers[replica.name](replica.status)
 
     def _rebuild_pool(self) -> None:
-        """Makes the pool of the replicas that have told what they serve, and of stand-ins for those that lack."""
+        """Rebuilds the pool: replicas that have sent their configuration, and a stand-in for each model that lacks
+        replicas.
+        """
         there = [replica for replica, _ in self._replicas.values() if replica.upstream is not None]
         counts = Counter(replica.address.model for replica in there)
         absent = []
@@ -126,7 +128,7 @@ class Members:
 
 
 class _StandIn:
-    """Stands for the replicas that a model lacks."""
+    """A stand-in for the replicas that a model lacks."""
 
     def __init__(self, settings: Settings, name: str, served: tuple[str, ...]) -> None:
         own = settings.model_dump() | {"served_model_name": served}
@@ -137,7 +139,7 @@ class _StandIn:
         self.upstream = Upstream(config, client, _no_exchange, lambda: self._status, Admission(1, 0, 1.0))
 
     def report(self, there: int, least: int, failure: str) -> None:
-        """How many there are, of how many, and why the last one failed."""
+        """Updates the reason: how many of the expected replicas exist, and why the last one failed."""
         reason = f"{there} of {least} replicas are there; `voltserve cluster status` says what Ray waits for"
         if failure:
             reason = f"{there} of {least} replicas are there; the last one: {failure}"

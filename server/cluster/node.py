@@ -1,8 +1,8 @@
 """One replica: `python -m server.cluster.node HOST`, started on its machine by the replica's actor (on_ray/replica.py).
 
-It is `voltserve serve` with a relay in the gateway's place. stdin: a line with the replica's arguments as JSON; its end
-means that the actor is gone, and so this ends. stdout: lines of JSON for the actor: where it listens, each state, the
-requests that gateways have for it, and, at the end, why it failed. SIGTERM: requests under way finish, then it ends.
+It is `voltserve serve` with a relay instead of the gateway. stdin: one line with the replica's arguments as JSON. When
+stdin ends, the actor is gone and this process ends. stdout: lines of JSON for the actor: its address, each state, the
+requests that gateways have for it, and finally its failure. SIGTERM: requests under way finish, then it ends.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ log = structlog.get_logger("voltserve.replica")
 
 
 def main() -> None:
-    """Runs until the actor is gone, SIGTERM comes or the engine is given up."""
+    """Runs until the actor is gone, SIGTERM arrives or the engine is given up."""
     logs.configure("info", "text")
     host = sys.argv[1]
     try:
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def say(**message: Any) -> None:
-    """Tells the actor. It may have gone."""
+    """Sends the actor a message. The actor may be gone."""
     with contextlib.suppress(BrokenPipeError):
         print(json.dumps(message), flush=True)
 

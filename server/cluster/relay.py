@@ -1,6 +1,7 @@
-"""A replica's ear on the network: whoever knows the secret reaches the engine's Unix socket, or hears of its status.
+"""A replica's listener on the network. Peers that know the secret reach the engine's Unix socket, or receive its
+status.
 
-Every token of every stream passes here: bytes go through as they come, and are not looked at.
+Every token of every stream passes through it, so bytes are forwarded unread, as they arrive.
 """
 
 import asyncio
@@ -15,19 +16,19 @@ import structlog
 from server.cluster.link import MAX_GREETING, MAX_LINE, PULSE, line, purpose_of
 from server.errors import PreflightError
 
-GREETING_LIMIT = 5.0  # seconds in which a connection must say what it is for
-SETTLE = 1.0  # seconds in which requests may still come that were sent before a gateway heard of the drain
+GREETING_LIMIT = 5.0  # seconds within which a connection must state its purpose
+SETTLE = 1.0  # seconds in which requests may still arrive that gateways sent before they learned of the drain
 
 log = structlog.get_logger("voltserve.relay")
 
 
 class Relay:
-    """Listens for gateways. `loads` is what each of them last said: requests that it has for this replica.
+    """Listens for gateways. `loads` has each gateway's last report: its requests for this replica.
 
     Args:
         secret: what a connection must know.
         engine: the engine's socket.
-        introduce: makes the messages that a gateway hears first.
+        introduce: makes the first messages to a gateway.
         pulse: makes the message of every second.
     """
 
@@ -63,7 +64,7 @@ class Relay:
         raise PreflightError(f"the replica cannot listen at {host}, at {where}: {problem}") from problem
 
     async def run(self) -> None:
-        """Tells every gateway, every second, that this replica is there."""
+        """Sends every gateway a pulse, every second."""
         while True:
             self.send_to_all(self._pulse())
             await asyncio.sleep(PULSE)
@@ -75,9 +76,9 @@ class Relay:
             listener.send(text)
 
     async def wait_for_none(self, limit: float) -> int:
-        """Returns once no connection to the engine is left, or `limit` seconds later; how many are left then.
+        """Waits until no connection to the engine is left, at most `limit` seconds. Returns how many are left.
 
-        Gateways that hear of a drain close theirs that rest, so what is left are requests.
+        Gateways close their idle connections when a drain begins, so the remaining ones are requests.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + limit
@@ -89,7 +90,7 @@ class Relay:
         return len(self.splices)
 
     async def splice(self, transport: asyncio.Transport, first: bytes) -> None:
-        """Joins a connection with a new one to the engine. `first`: what has come on it so far."""
+        """Joins a connection with a new one to the engine. `first`: the bytes received on it so far."""
         outer = _Side(transport, self._part)
         try:
             _, inner = await asyncio.get_running_loop().create_unix_connection(
@@ -115,7 +116,7 @@ class Relay:
 
 
 class _NewConnection(asyncio.Protocol):
-    """A connection of which it is not known yet what it is for."""
+    """A connection whose purpose is not known yet."""
 
     def __init__(self, relay: Relay) -> None:
         self._relay = relay
@@ -161,7 +162,7 @@ class _NewConnection(asyncio.Protocol):
 
 
 class _Side(asyncio.Protocol):
-    """One end of two joined connections: what comes here goes out at the other, no faster than it can be sent.
+    """One end of two joined connections. It forwards its data to the other end, no faster than that can send.
 
     Args:
         transport: the connection, where it is there already.

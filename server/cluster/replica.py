@@ -1,4 +1,4 @@
-"""The gateway's end of one replica: its status as it tells it, and the way to its engine."""
+"""The gateway's end of one replica: the status that it reports, and the connection to its engine."""
 
 import asyncio
 import json
@@ -42,12 +42,12 @@ class Address:
 
 
 class Replica:
-    """One replica. `status` is what it last said, or that it cannot be reached; `upstream` is there once it has told
+    """One replica. `status` is its last report, or says that it cannot be reached. `upstream` exists once it has sent
     its configuration.
 
     Args:
         address: where it is.
-        silence: seconds without a word from it until its requests are broken off.
+        silence: seconds without a message from it until its requests are broken off.
         on_change: called when there is a new status.
     """
 
@@ -64,8 +64,8 @@ class Replica:
         self._exchange = RemoteEngineSocket(address.host, address.port, greeting(address.secret, "engine"))
 
     async def run(self) -> None:
-        """Keeps the status connection up, until a replica that was to end has ended. All requests are broken off then,
-        as by cancellation.
+        """Keeps the status connection open until a draining replica has ended. Its requests are broken off then, and
+        likewise on cancellation.
         """
         try:
             while self.status.state is not State.DRAINING:
@@ -143,7 +143,7 @@ async def _within(limit: float, awaitable: Awaitable[_T], what: str) -> _T:
 
 
 class _Through(httpx.AsyncBaseTransport):
-    """The gateway's own few requests, over the same way as its clients'. Answers are read as a whole."""
+    """Sends the gateway's own few requests over its clients' exchange. Answers are read as a whole."""
 
     def __init__(self, exchange: RemoteEngineSocket) -> None:
         self._exchange = exchange

@@ -1,5 +1,6 @@
 """Adapts a preset to a model that is smaller than its limits: a shorter context, fewer ranks. A user's own flags
-stay."""
+stay.
+"""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path

@@ -122,7 +122,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Called by the event loop. uvicorn notifies the last request that arrived; the one being answered is notified
-        here."""
+        here.
+        """
         self._cancel_timer()
         self.pipeline.clear()
         if self._running is not None and not self._running.response_complete:
@@ -259,7 +260,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _check_deadline(self) -> None:
         """Acts where the deadline has passed. The deadline moves while reading is paused, or while an answer is under
-        way."""
+        way.
+        """
         self._timer = None
         if self._deadline is None or self.transport.is_closing():
             return

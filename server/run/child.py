@@ -58,7 +58,7 @@ class Service:
         return body if isinstance(body, dict) else {}
 
     def wait_until_ready(self, what: str = "starting", on_progress: OnProgress = ignore_progress) -> float:
-        """Waits for a first completion that worked; returns the seconds it took from this call on.
+        """Waits for a first completion that worked. Returns the seconds since this call.
 
         Raises:
             ServiceFailedError: the engine failed once, or serve ended. Its restarts are not waited for.
@@ -76,7 +76,7 @@ class Service:
             time.sleep(POLL)
 
     def _health_or_end(self) -> dict[str, Any]:
-        """The body of `/health`; where serve has just ended, that is the error."""
+        """The body of `/health`. Where serve has just ended, raises the reason."""
         try:
             return self.health()
         except ServiceFailedError:
@@ -139,8 +139,8 @@ def _running(flags: Sequence[str], log: Path, environ: Mapping[str, str], module
 
 @contextlib.contextmanager
 def _ended_by_signals() -> Iterator[None]:
-    """Makes SIGTERM and SIGHUP exceptions, as SIGINT is, so that what was started is stopped before this process ends.
-    What nohup has ignored stays ignored.
+    """Turns SIGTERM and SIGHUP into exceptions, as SIGINT is, so that children are stopped before this process ends.
+    SIGHUP stays ignored under nohup.
     """
 
     def end(number: int, _: object) -> NoReturn:
@@ -186,7 +186,7 @@ def _port(log: Path) -> int | None:
 
 
 def _event(line: str) -> str:
-    """A log line for people; a refusal of serve is no JSON and stays as it is."""
+    """A log line for people. A refusal by serve is no JSON and stays unchanged."""
     record = _record(line)
     return str(record["event"]) if "event" in record else line.removeprefix("voltserve: ")
 

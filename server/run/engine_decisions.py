@@ -1,4 +1,4 @@
-"""What the engine would decide on V100s, for `voltserve explain`: its own code is asked, in a process of its own."""
+"""The engine's decisions on V100s, for `voltserve explain`. The engine's own code makes them, in a separate process."""
 
 import json
 import subprocess
@@ -21,9 +21,9 @@ LIMIT = 60.0  # seconds; torch's import takes a few
 
 
 def engine_decisions(config: Config) -> tuple[tuple[Decision, ...], str | None]:
-    """The engine's decisions for a preset of V100s, and what would stop it; nothing for other presets.
+    """The engine's decisions for a preset of V100s, and the problem that would stop it. Nothing for other presets.
 
-    A model whose files cannot be read is no reason to stop here: the preflight says what is wrong with it.
+    Unreadable model files are no error here: the preflight reports them.
     """
     match = find_preset(config.preset, load_presets()).match
     if match is None or match.capability != V100:

@@ -1,4 +1,4 @@
-"""What a person at the terminal sees while the engine loads, and when it is ready."""
+"""Shows a person at the terminal how the engine loads, and when it is ready."""
 
 import contextlib
 import json
@@ -147,7 +147,9 @@ Reporter = LogReporter | LiveReporter
 
 
 def reporter(config: Config, url: str) -> Reporter:
-    """The reporter for where stderr goes. Several engines share no live line: each logs. A log of JSON has none."""
+    """The reporter that suits stderr. Several engines cannot share a live line, so each logs. A JSON log has no live
+    line.
+    """
     console = Console(stderr=True)
     if config.name or config.log_format == "json":
         return LogReporter(config, url)

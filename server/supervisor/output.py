@@ -90,7 +90,8 @@ class EngineOutput:
 
     def errors(self, most: int = 3) -> list[str]:
         """The lines that most likely say why the engine ended: exceptions, else lines at error level, else the last
-        lines."""
+        lines.
+        """
         if self._causes:
             return list(self._causes)[:most]
         bare = [_PREFIX.sub("", line) for line in self.lines]

@@ -142,7 +142,8 @@ class Supervisor:
     @staticmethod
     async def _cancel(task: "asyncio.Task[Any]") -> None:
         """Cancels repeatedly: before Python 3.12, `wait_for` drops a cancellation that arrives together with its
-        result."""
+        result.
+        """
         while not task.done():
             task.cancel()
             await asyncio.wait({task}, timeout=1)
