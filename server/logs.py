@@ -22,7 +22,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]")
 
 
 def configure(level: str, form: str, write: Callable[[str], None] | None = None) -> None:
-    """Sets up logging for this process.
+    """Configures logging for this process.
 
     Args:
         level: debug, info, warning or error.
@@ -69,7 +69,7 @@ def error(what: str, **fields: object) -> None:
 
 
 def no_plain_lines() -> None:
-    """From now on warnings and what nothing catches are log lines, too, one JSON object each."""
+    """From now on warnings and uncaught exceptions are log lines too, one JSON object each."""
     configure("info", "json")
     logging.captureWarnings(capture=True)
 
@@ -118,7 +118,7 @@ def write_stderr(line: str) -> None:
 
 
 class _LineLogger:
-    """What structlog hands finished lines to, whatever their level."""
+    """Receives structlog's finished lines of every level."""
 
     def __init__(self, write: Callable[[str], None]) -> None:
         self._write = write

@@ -1,4 +1,4 @@
-"""Checks of how cards sit in the machine: addresses, slots, NUMA nodes. Pure functions of what was read."""
+"""Checks of the cards' place in the machine: addresses, slots, NUMA nodes. Pure functions of the readings."""
 
 from collections.abc import Iterator, Sequence
 
@@ -58,12 +58,12 @@ def _unseen(reading: Reading, cards: Sequence[Card]) -> Iterator[Finding]:
     ours = [card for card in cards if card.driver in {"", "nvidia", "nouveau"}]  # others are lent to virtual machines
     seen = {sysfs_address(gpu.pci) for gpu in reading.gpus}
     missing = [card.address for card in ours if card.address not in seen]
-    if not missing or (reading.problem and not reading.absent):  # a driver that does not answer is told elsewhere
+    if not missing or (reading.problem and not reading.absent):  # check_gpus reports a driver that does not answer
         return
     got = f"{', '.join(missing)} on the bus, but not in the driver"
     remedy = "`sudo dmesg | grep -iE 'nvrm|nouveau'` says why; nouveau must not be loaded"
     level: Level = "error"
-    if reading.absent:  # which a machine may do without, whatever shows its screen
+    if reading.absent:  # a machine may do without it, whichever card shows its screen
         level, remedy = "warning", "Install driver 535, 550, 570 or 580, and reboot, if they are to serve"
     yield Finding(level, "gpus", "GPUs", f"the {len(ours)} cards on the PCI bus", got, remedy)
 
@@ -95,7 +95,7 @@ def _width(gpu: Gpu, card: Card | None) -> Finding | None:
 
 
 def _generation(gpu: Gpu, card: Card | None) -> Finding | None:
-    """An idle card lowers the generation to save power, so what it is now counts only under load."""
+    """An idle card lowers the generation to save power, so the present one counts only under load."""
     if gpu.pcie_generation is None:
         return None
     now, with_slot = gpu.pcie_generation

@@ -1,4 +1,4 @@
-"""Checks of the machine, the disk, and what was tried on the GPUs: pure functions of what was read."""
+"""Checks of the machine, the disk, and the trials on the GPUs: pure functions of the readings."""
 
 from collections.abc import Iterator, Sequence
 
@@ -48,7 +48,7 @@ def _shared_memory(host: Host, gpus: int) -> Finding:
     size = host.shared_memory or 0
     got = f"{size / GIB:.2f} GiB"
     expected = f"{SHARED_MEMORY / GIB:.0f} GiB for several GPUs"
-    # One engine process uses little of it; several exchange tensors through it.
+    # One engine process uses little shared memory; several exchange tensors through it.
     if size >= (SHARED_MEMORY if gpus > 1 else 64 * 2**20):
         return Finding("ok", "shm", "shared memory", expected, got)
     level: Level = "error" if gpus > 1 and size < GIB else "warning"
@@ -102,7 +102,7 @@ def check_disk(disk: Disk, start_timeout: float) -> Iterator[Finding]:
     kind = {None: "unknown kind", True: "hard disk", False: "SSD"}[disk.rotational]
     name = f"{disk.device}, {kind}" if disk.device else f"{kind}: a network or overlay file system"
     if disk.rotational and disk.speed > FASTEST_HARD_DISK:
-        # Virtual disks say that they rotate, whatever is under them.
+        # Virtual disks report that they rotate, whatever the real disk is.
         yield Finding("ok", "disk", "model's disk", "an SSD", f"{name} by its own account, but faster than any")
     elif disk.rotational:
         remedy = "Copy the model to an SSD: it loads in a fraction of the time"

@@ -15,7 +15,7 @@ BUSY = 512 * 2**20  # bytes in use before anything of ours runs
 
 
 def check_gpus(reading: Reading) -> Iterator[Finding]:
-    """Everything that NVML tells, in order."""
+    """All checks of NVML's reading, in order."""
     if reading.absent:
         remedy = (
             "Without it only the CPU engine works. On a GPU host install driver 535, 550, 570 or 580; start containers "
