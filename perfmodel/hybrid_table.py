@@ -31,10 +31,11 @@ from perfmodel.all_reduce_model import NCCL, OURS, Nccl, Ours
 from perfmodel.dense_table import Costs, attention_seconds, graph_host_ms
 from perfmodel.sass_model import GPUS, Gpu, Model
 from server.plan.cache import GPU_BLOCK
-from server.plan.memory import GIB, Device, Run, gib, make_plan
+from server.plan.memory import Device, Run, gib, make_plan
 from server.plan.model import describe, text_only
 from server.plan.settings import VISIBLE_SHARE
 from server.plan.weights import Split
+from server.units import GIB
 
 RANKS = 2
 LINEAR_LAYERS, FULL_LAYERS, HIDDEN, VOCABULARY = 48, 16, 5120, 248320

@@ -1,7 +1,7 @@
 """API keys: a file of names, SHA-256 digests and limits, read by the gateway and written by `voltserve keys`.
 
-A key is 256 random bits. Its digest is one unsalted SHA-256: salts and slow hashes protect what people think up, and
-NIST SP 800-63B (5.1.2.2) asks for no more than an approved one-way hash where a secret has 112 bits of entropy or more.
+A key is 256 random bits. Its digest is one unsalted SHA-256. Salts and slow hashes protect passwords that people
+choose. For secrets of at least 112 bits of entropy NIST SP 800-63B (5.1.2.2) asks only for an approved one-way hash.
 """
 
 import contextlib
@@ -29,10 +29,10 @@ log = structlog.get_logger("voltserve.keys")
 
 
 class Limits(BaseModel):
-    """What a key may do. A limit of requests that is None is serve's own; the others are none where they are None.
+    """The limits of a key. For requests, None means serve's own limit; for the others, None means no limit.
 
-    `expires` is the last day (UTC) on which it is valid, `models` are names that requests may ask for, and
-    `tokens_per_day` counts prompts and answers from 00:00 UTC on.
+    `expires` is the last valid day (UTC). `models` are the names that requests may ask for. `tokens_per_day` counts
+    prompts and answers from 00:00 UTC on.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -60,7 +60,7 @@ class _KeyFile(BaseModel):
 
 
 def digest(key: str) -> str:
-    """What is kept of a key."""
+    """The digest that is stored instead of a key."""
     return hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
 
 
@@ -161,7 +161,7 @@ def _write(path: Path, keys: tuple[ApiKey, ...]) -> None:
 
 
 class KeysUnreadableError(Exception):
-    """The file of keys cannot be used, so nobody can be let in."""
+    """The file of keys cannot be used, so every request is refused."""
 
 
 class KeyRing:
@@ -183,10 +183,10 @@ class KeyRing:
         return frozenset(key.name for key in self._keys)
 
     def find(self, presented: str) -> ApiKey | None:
-        """The key that `presented` is, or None. Compares with every key, in a time that tells nothing of any.
+        """The key that `presented` is, or None. Compares with every key, in a time that reveals nothing about any key.
 
         Raises:
-            KeysUnreadableError: the file has become unusable. Former keys do not go on: one of them may be revoked.
+            KeysUnreadableError: the file has become unusable. Former keys are not used: one of them may be revoked.
         """
         self._reload()
         if self._problem:
@@ -221,7 +221,7 @@ class KeyRing:
 
 
 def _audit(before: tuple[ApiKey, ...], after: tuple[ApiKey, ...]) -> None:
-    """A line in the log for each key that came, went or changed, by name."""
+    """Logs each key that was added, revoked or changed, by name."""
     old, new = ({key.name: key for key in keys} for keys in (before, after))
     for name in sorted(old.keys() | new.keys()):
         if name not in old:

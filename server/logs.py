@@ -13,6 +13,8 @@ from typing import Any
 import structlog
 from structlog.typing import EventDict
 
+from server.environment import LOG_FORMAT
+
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 _COLOURS = {"debug": 36, "info": 32, "warning": 33, "error": 31, "critical": 31}  # ECMA-48 SGR foregrounds
 _NEEDS_QUOTES = re.compile(r"[\s=\"']")
@@ -20,7 +22,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]")
 
 
 def configure(level: str, form: str, write: Callable[[str], None] | None = None) -> None:
-    """Sets up logging for this process.
+    """Configures logging for this process.
 
     Args:
         level: debug, info, warning or error.
@@ -53,7 +55,7 @@ def configure(level: str, form: str, write: Callable[[str], None] | None = None)
 
 def asked_form(arguments: Sequence[str], environ: Mapping[str, str] | None = None) -> str:
     """The --log-format of a command line, or of the environment, before either is known to be sound."""
-    form = (os.environ if environ is None else environ).get("VOLTSERVE_LOG_FORMAT", "text")
+    form = (os.environ if environ is None else environ).get(LOG_FORMAT, "text")
     for index, token in enumerate(arguments):
         flag, equals, value = token.replace("_", "-").partition("=")
         if flag == "--log-format":
@@ -67,7 +69,7 @@ def error(what: str, **fields: object) -> None:
 
 
 def no_plain_lines() -> None:
-    """From now on warnings and what nothing catches are log lines, too, one JSON object each."""
+    """From now on warnings and uncaught exceptions are log lines too, one JSON object each."""
     configure("info", "json")
     logging.captureWarnings(capture=True)
 
@@ -116,7 +118,7 @@ def write_stderr(line: str) -> None:
 
 
 class _LineLogger:
-    """What structlog hands finished lines to, whatever their level."""
+    """Receives structlog's finished lines of every level."""
 
     def __init__(self, write: Callable[[str], None]) -> None:
         self._write = write

@@ -1,4 +1,4 @@
-"""What a result says about where it was measured."""
+"""Describes the machine, date and command of a result."""
 
 import os
 import platform

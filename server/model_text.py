@@ -1,4 +1,4 @@
-"""What `voltserve verify` and `voltserve inspect` print for people."""
+"""The text that `voltserve verify` and `voltserve inspect` print for people."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -40,7 +40,7 @@ def _count(findings: "Sequence[Finding]", severity: str) -> int:
 
 
 def summary_text(summary: "Summary") -> str:
-    """Aligned lines of what the directory holds."""
+    """The directory's content as aligned lines."""
     group = f", {summary.group_size} weights a block scale" if summary.group_size else ""
     rows = [
         ("model", f"{summary.directory} ({summary.architecture})"),

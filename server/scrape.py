@@ -1,4 +1,4 @@
-"""Reading `/metrics`: Prometheus' text format to numbers."""
+"""Reads `/metrics`: numbers from Prometheus' text format."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -53,7 +53,7 @@ def scrape(url: str, limit: float = 30.0) -> Metrics:
     """A server's metrics, asked for at `url` (without /metrics).
 
     Raises:
-        ScrapeError: they cannot be had within `limit` seconds.
+        ScrapeError: they do not arrive within `limit` seconds.
     """
     try:
         text = httpx.get(f"{url}/metrics", timeout=limit).raise_for_status().text

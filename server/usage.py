@@ -1,7 +1,7 @@
 """Tokens that each key used, by day: a small SQLite file beside the file of keys.
 
-The gateway adds to it every few seconds and `voltserve keys usage` reads it. A file, because a budget that a restart
-clears is none; SQLite, because several gateways may share one file of keys, and additions must not get lost.
+The gateway adds to it every few seconds and `voltserve keys usage` reads it. It is a file so that a restart does not
+clear budgets. It is SQLite because several gateways may share one file of keys, and no addition may be lost.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ _ADD = """INSERT INTO usage VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (day, key, 
 
 @dataclass(frozen=True)
 class Counts:
-    """What requests used. `uncounted` of them ended before the engine said how many tokens they were."""
+    """The usage of requests. `uncounted` requests ended before the engine reported their tokens."""
 
     requests: int = 0
     uncounted: int = 0
@@ -107,7 +107,7 @@ class UsageFile:
     @contextlib.contextmanager
     def _connected(self, what: str) -> Iterator[sqlite3.Connection]:
         try:
-            # Names and habits of people: the file is the owner's alone, as the keys' is.
+            # The file shows people's names and habits, so only its owner may read it, like the file of keys.
             os.close(os.open(self._path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
             with contextlib.closing(sqlite3.connect(self._path, timeout=LOCK_LIMIT)) as connection:
                 yield connection

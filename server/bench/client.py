@@ -1,7 +1,7 @@
 """One streamed completion, timed.
 
-While an answer comes, only the time and the bytes of each piece are kept; events are parsed when it has ended, so that
-the generator's own work stays out of the latencies it measures. Each request has a connection of its own.
+While an answer arrives, only the time and the bytes of each piece are stored. Events are parsed after its end, so the
+generator's own work stays out of the latencies. Each request has its own connection.
 """
 
 import asyncio
@@ -23,9 +23,9 @@ MAX_ERROR = 300  # characters of an error that are kept
 class Outcome:
     """One request. Times in seconds since the level began.
 
-    `due`: when it was to be sent; `sent`: when it was; `events`: when each piece of text came (as a rule one token, but
-    an engine may send several at once); `ended`: when all had come. `prompt_tokens` and `output_tokens` as the server
-    counts them (`usage`). `error` is empty where all of that holds.
+    `due`: the planned time of sending; `sent`: the actual time; `events`: the arrival of each piece of text (usually
+    one token, but an engine may send several at once); `ended`: the end of the answer. `prompt_tokens` and
+    `output_tokens` as the server counts them (`usage`). `error` is empty where all of that holds.
     """
 
     due: float
@@ -99,14 +99,14 @@ class Client:
 def read_answer(
     status: int, pieces: list[tuple[float, bytes]], problem: str, due: float, sent: float, lengths: tuple[int, int]
 ) -> Outcome:
-    """What an answer was: a pure function of the `pieces` of its body, each with the time at which it came.
+    """Reads an answer: a pure function of the `pieces` of its body, each with its time of arrival.
 
     Args:
         status: the HTTP status.
         pieces: (seconds, bytes) in order.
-        problem: what went wrong below, or empty.
-        due: when the request was to be sent.
-        sent: when it was.
+        problem: the connection's problem, or empty.
+        due: the planned time of sending.
+        sent: the actual time of sending.
         lengths: tokens of the prompt and of the output, as asked for.
     """
     ended = pieces[-1][0] if pieces else sent

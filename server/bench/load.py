@@ -1,6 +1,6 @@
-"""How requests arrive: closed loop (so many users, each waits for its answer) or open loop (a Poisson process).
+"""How requests arrive: closed loop (a number of users, each waits for its answer) or open loop (a Poisson process).
 
-A closed loop slows down with the server and so never shows a queue that grows; an open loop does. Both are standard;
+A closed loop slows down with the server, so it never shows a growing queue. An open loop does. Both are standard;
 B. Schroeder, A. Wierman, M. Harchol-Balter, "Open Versus Closed: A Cautionary Tale", NSDI 2006.
 """
 
@@ -24,7 +24,7 @@ class Closed:
 
     @property
     def default_requests(self) -> int:
-        """Four a user, so that the beginning and the end, when not all users are busy, count for little."""
+        """Four per user, so that the start and the end, when not all users are busy, count little."""
         return max(8, 4 * self.streams)
 
 

@@ -1,4 +1,4 @@
-"""From outcomes to figures: pure functions, with vLLM's own definitions, so that both tools can be compared.
+"""Computes figures from outcomes: pure functions with vLLM's own definitions, so that both tools can be compared.
 
 TTFT  seconds from sending a request (open loop: from when it was due, so that a late generator cannot hide a queue) to
       its first piece of text
@@ -8,7 +8,7 @@ ITL   the gaps between a request's pieces of text, of all requests together
 user  1 / TPOT: the tokens a second that one user sees; its median
 total output tokens of all requests that succeeded, over the seconds from the first sending to the last answer
 
-Failed requests count in `errors` and in nothing else.
+Failed requests count in `errors` only.
 """
 
 from collections import Counter

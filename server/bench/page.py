@@ -1,4 +1,4 @@
-"""A run as one page: its table, plots, the reference document's figures and peers' beside it, and what words mean."""
+"""A run as one page: its table and plots, the figures of the reference document and of peers, and definitions."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import httpx
 
 from quant.calibration_text import evaluation_text
+from server.environment import API_KEY
 from server.errors import UserError
 
 SAMPLE_CHARACTERS = 1000  # some 250 tokens: fits even a small context
@@ -46,9 +47,7 @@ def find_target(url: str, key: str, model: str = "") -> Target:
     """
     url = url.rstrip("/").removesuffix("/v1")
     if "@" in url:
-        raise BenchError(
-            "--url: expected no user name in it, as results name their command; a key is VOLTSERVE_API_KEY"
-        )
+        raise BenchError(f"--url: expected no user name in it, as results name their command; a key is {API_KEY}")
     listed = _ask("GET", Target(url, model, key), "/v1/models", None).get("data")
     served = [str(one.get("id")) for one in listed or () if isinstance(one, dict)] if isinstance(listed, list) else []
     if not served or (model and model not in served):
@@ -92,7 +91,7 @@ def _ask(method: str, target: Target, path: str, body: dict[str, object] | None)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise BenchError(f"{target.url}{path}: expected an answer, got {error or type(error).__name__}") from error
     if answer.status_code == 401:
-        raise BenchError(f"{target.url} asks for an API key: set VOLTSERVE_API_KEY")
+        raise BenchError(f"{target.url} asks for an API key: set {API_KEY}")
     if not answer.is_success:
         raise BenchError(f"{target.url}{path}: expected success, got {answer.status_code}: {answer.text[:300]}")
     try:

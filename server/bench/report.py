@@ -14,7 +14,7 @@ from server.bench.prompts import Target
 from server.bench.run import BenchSettings, LevelResult
 from server.machine import command_line, describe_machine, today
 
-# Of one core; above it requests wait for the generator, and latencies are partly its own.
+# Share of one core. Above it, requests wait for the generator, and latencies include its own work.
 BUSY_GENERATOR = 0.5
 LATE = 0.01  # seconds; an open loop that sends later than this is not the load that was asked for
 HEADINGS = (
@@ -46,7 +46,7 @@ class Report:
 
     @classmethod
     def of(cls, target: Target, settings: BenchSettings, note: str = "") -> "Report":
-        """About this server and this machine, now: to be made before the load begins."""
+        """Describes this server and this machine now. Make it before the load begins."""
         return cls(target, settings, describe_server(target), describe_machine(), today(), command_line(), note)
 
     def as_dict(self, results: Sequence[LevelResult]) -> dict[str, Any]:
@@ -68,7 +68,7 @@ class Report:
         }
 
     def write(self, out: Path, results: Sequence[LevelResult]) -> None:
-        """Writes bench.json, requests.jsonl (a line a request) and index.html into `out`."""
+        """Writes bench.json, requests.jsonl (one line per request) and index.html into `out`."""
         out.mkdir(parents=True, exist_ok=True)
         value = self.as_dict(results)
         (out / "bench.json").write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -78,7 +78,7 @@ class Report:
 
 
 def describe_server(target: Target) -> dict[str, Any]:
-    """What the server says of itself, where it is voltserve; of another, nothing."""
+    """The server's description of itself, where it is voltserve; empty for others."""
     try:
         version = httpx.get(f"{target.url}/version", headers=target.headers, timeout=10).json()
         health = httpx.get(f"{target.url}/health", headers=target.headers, timeout=10).json()
@@ -90,7 +90,7 @@ def describe_server(target: Target) -> dict[str, Any]:
 
 
 def request_rows(result: LevelResult) -> list[dict[str, Any]]:
-    """One entry a request; seconds since the level began."""
+    """One entry per request; seconds since the level began."""
     return [
         {
             "level": result.level.label,
@@ -108,7 +108,7 @@ def request_rows(result: LevelResult) -> list[dict[str, Any]]:
 
 
 def warnings(summaries: Sequence[Summary]) -> list[str]:
-    """What makes figures doubtful."""
+    """Reasons to doubt the figures."""
     found = []
     for one in summaries:
         if one.failed:

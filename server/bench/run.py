@@ -20,10 +20,10 @@ WARMUP_OPEN = 4  # requests that warm up for an open level
 
 @dataclass(frozen=True)
 class BenchSettings:
-    """What is asked for. `requests` a level, or each level's own number; `limit` seconds for one request.
+    """What is asked for. `requests` per level, or each level's own number; `limit`: seconds per request.
 
     Raises:
-        ConfigError: fewer requests than a level has users, who would then not all be there.
+        ConfigError: fewer requests than a level has users, so some users would send none.
     """
 
     input_len: int
@@ -50,7 +50,7 @@ class Warmup:
 
 @dataclass(frozen=True)
 class LevelResult:
-    """A level's outcomes, by time of sending. `generator_share`: of one core, what this process used meanwhile."""
+    """A level's outcomes, by time of sending. `generator_share`: this process' use of one core meanwhile."""
 
     level: Level
     warmup: Warmup
@@ -66,10 +66,10 @@ OnLevel = Callable[[LevelResult], None]
 def run_bench(
     target: Target, settings: BenchSettings, on_progress: OnProgress = ignore_progress, on_level: OnLevel | None = None
 ) -> tuple[LevelResult, ...]:
-    """Measures every level; `on_level` takes each as it is done, so that an interrupted run keeps those before.
+    """Measures every level. `on_level` gets each result at once, so an interrupted run keeps the earlier ones.
 
     Raises:
-        BenchError: the server cannot be measured; not because single requests fail, which is counted.
+        BenchError: the server cannot be measured. Single failed requests are only counted.
     """
     pool = token_pool(target)
     results = []
@@ -113,7 +113,7 @@ class _Run:
         return LevelResult(self._level, warmup, seconds, outcomes, share, load_average)
 
     async def _warm_up(self) -> Warmup:
-        """As many requests at once as the level has users, short ones: all that happens only once happens here."""
+        """Sends as many short requests at once as the level has users: one-time work happens here."""
         count = self._level.streams if isinstance(self._level, Closed) else WARMUP_OPEN
         length = min(self._settings.output_len, WARMUP_TOKENS)
         self._on_progress(Progress(f"{self._level.label} warm-up", 0, count, "requests"))
@@ -143,7 +143,7 @@ class _Run:
         numbers = iter(range(self._requests))
 
         async def user() -> None:
-            for number in numbers:  # shared: each number goes to the user who is free first
+            for number in numbers:  # shared: the next free user takes the next number
                 await self._measure(number)
 
         await asyncio.gather(*(user() for _ in range(level.streams)))

@@ -9,7 +9,7 @@ from typer.core import TyperGroup
 
 from server.cli import bench, cluster, evaluation, keys, models, monitor, serving, smoke, sweep
 
-# Every command has its place in the help here; a test finds one that is left out.
+# The sections of the help. A test finds a command that is missing here.
 SECTIONS = {
     "Serving": ("serve", "explain", "plan", "doctor", "monitor", "keys"),
     "Several machines": ("deploy", "cluster"),

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from server.cli.common import group, progress, user_errors
+from server.environment import API_KEY
 
 app = group()
 
@@ -56,7 +57,7 @@ def bench(
             service = stack.enter_context(running(["--model", str(serve)], log))
             service.wait_until_ready("start", on_progress)
             url = service.url
-        target = find_target(url, os.environ.get("VOLTSERVE_API_KEY", ""), model)
+        target = find_target(url, os.environ.get(API_KEY, ""), model)
         report = Report.of(target, settings, note)
         results: list[LevelResult] = []
 

@@ -1,4 +1,4 @@
-"""What the commands share: serve's flags, errors as one message, progress of long work, results as JSON."""
+"""Shared by the commands: serve's flags, errors as one message, progress of long work, results as JSON."""
 
 import difflib
 import json
@@ -24,7 +24,7 @@ def group(about: str = "") -> typer.Typer:
     )
 
 
-# Every setting has its place in the help of serve here; a test finds one that is left out.
+# The sections of serve's help. A test finds a setting that is missing here.
 SETTINGS = {
     "Model and machine": ("model", "engines", "served-model-name", "preset", "memory-plan", "volta"),
     "Where it listens": ("host", "port", "cors-origins", "forwarded-allow-ips", "keys-file", "usage-file"),
@@ -46,7 +46,7 @@ class ConfiguredCommand(TyperCommand):
     logs = False  # whether --log-format is about its own output
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Runs the command. Of a flag that nobody knows, the command's own options are nearer than serve's."""
+        """Runs the command. For an unknown flag, an error names the command's own options before serve's."""
         from server.config.settings import all_flags
         from server.errors import ConfigError
 
@@ -98,7 +98,7 @@ class GatewayCommand(ServeCommand):
     engine_flags = False
 
 
-# The flags are not Click's to parse: they are vLLM's and ours, and a preset and the environment give them too.
+# Click does not parse these flags: they are vLLM's and ours, and a preset and the environment give them too.
 FREE = {"ignore_unknown_options": True, "allow_extra_args": True}
 
 
@@ -109,10 +109,10 @@ def print_json(value: dict[str, Any] | list[Any]) -> None:
 
 @contextmanager
 def user_errors(arguments: Sequence[str] | None = None) -> Iterator[None]:
-    """Shows what the user can act on as one message, without a traceback.
+    """Shows an error that the user can fix as one message, without a traceback.
 
     Args:
-        arguments: the command line of a command that logs. Where it asks for JSON, nothing else is written from here.
+        arguments: the command line of a command that logs. Where it asks for JSON, all output from here on is JSON.
     """
     from quant.errors import QuantError
     from server import logs

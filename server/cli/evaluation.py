@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from server.cli.common import group, progress, user_errors
+from server.environment import API_KEY
 
 app = group()
 
@@ -53,7 +54,7 @@ def evaluate(
             w4a4=w4a4,
         )
         if is_server:
-            server = ServerModel(target.rstrip("/"), os.environ.get("VOLTSERVE_API_KEY", ""))
+            server = ServerModel(target.rstrip("/"), os.environ.get(API_KEY, ""))
             report = evaluate_server(server, settings, on_progress)
         else:
             report = evaluate_directory(Path(target), source, settings, on_progress)

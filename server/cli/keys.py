@@ -9,11 +9,12 @@ from typing import Annotated
 import typer
 
 from server.cli.common import group, user_errors
+from server.environment import KEYS_FILE, USAGE_FILE
 
 app = group("API keys of the gateway (serve --keys-file).")
 
 KeysFile = Annotated[
-    Path, typer.Option("--file", metavar="FILE", envvar="VOLTSERVE_KEYS_FILE", help="File of keys.", dir_okay=False)
+    Path, typer.Option("--file", metavar="FILE", envvar=KEYS_FILE, help="File of keys.", dir_okay=False)
 ]
 
 
@@ -61,15 +62,16 @@ def keys_list(file: KeysFile) -> None:
     with user_errors():
         keys = read_keys(file)
     for key in keys:
-        limits = {"requests a minute": key.requests_per_minute, "at once": key.max_concurrent}
-        told = "; ".join(
-            f"{what}: {'as serve has it' if value is None else value or 'no limit'}" for what, value in limits.items()
+        of_requests = {"requests a minute": key.requests_per_minute, "at once": key.max_concurrent}
+        limits = "; ".join(
+            f"{what}: {'as serve has it' if value is None else value or 'no limit'}"
+            for what, value in of_requests.items()
         )
         expiry = f"{key.expires} at its end" if key.expires else "never"
         models = ", ".join(key.models) if key.models else "all"
         budget = key.tokens_per_day or "no limit"
         print(
-            f"{key.name}  {key.created:%Y-%m-%d}  {told}; expires: {expiry}; models: {models}; tokens a day: {budget}"
+            f"{key.name}  {key.created:%Y-%m-%d}  {limits}; expires: {expiry}; models: {models}; tokens a day: {budget}"
         )
 
 
@@ -77,7 +79,7 @@ def keys_list(file: KeysFile) -> None:
 def keys_usage(
     file: KeysFile,
     usage_file: Annotated[
-        str, typer.Option(metavar="FILE", envvar="VOLTSERVE_USAGE_FILE", help="As serve's; default: beside the keys.")
+        str, typer.Option(metavar="FILE", envvar=USAGE_FILE, help="As serve's; default: beside the keys.")
     ] = "",
     days: Annotated[int, typer.Option(min=1, help="Days to show, today among them.")] = 30,
     as_json: Annotated[bool, typer.Option("--json", help="Every day, key and model, as JSON.")] = False,

@@ -1,4 +1,4 @@
-"""`voltserve deploy`: has Ray Serve run the models of a cluster.yaml, and is their gateway."""
+"""`voltserve deploy`: makes Ray Serve run the models of a cluster.yaml, and is their gateway."""
 
 import asyncio
 import contextlib
@@ -28,7 +28,7 @@ from server.run import preflight
 from server.run.lifetime import BACKLOG, Signals, allow_many_files, first_done
 
 WATCH, APPLY = "server.cluster.on_ray.watch", "server.cluster.on_ray.apply"
-MAX_LINE = 2**24  # bytes of one look into the directory: a hundred nodes are some tens of kilobytes
+MAX_LINE = 2**24  # bytes of the directory's content as one line; a hundred nodes take some tens of kilobytes
 RETRY = 2.0  # seconds between two watchers
 
 log = structlog.get_logger("voltserve.deploy")
@@ -70,7 +70,7 @@ def deploy(path: Path, arguments: Sequence[str], wanted: Wanted, module: str = E
 async def _serve(file: ClusterFile, settings: Settings, sock: socket.socket, module: str, *, update: bool) -> int:
     members = Members(settings, {model.name: Expected(model.served, model.least) for model in file.models})
     gateway = Gateway(settings, members.pool, members.gpus)
-    members.count_in(gateway.metrics)
+    members.report_to(gateway.metrics)
     http = http_server(gateway, settings.body_timeout)
     gc.collect()
     gc.freeze()
@@ -104,7 +104,7 @@ async def _serve(file: ClusterFile, settings: Settings, sock: socket.socket, mod
 
 
 async def _failure(updating: "asyncio.Task[int]") -> None:
-    """Returns when the update could not be made at all; a model that does not come up is told by `/health`."""
+    """Returns when the update could not be made at all. `/health` reports a model that does not start."""
     if await asyncio.shield(updating) <= 1:
         await asyncio.Event().wait()
 
@@ -128,7 +128,9 @@ async def _update(file: ClusterFile, module: str) -> int:
 
 
 async def _watch(members: Members) -> None:
-    """Tells `members` what the directory knows, for ever. Without Ray's head the gateway goes on with what it knows."""
+    """Passes the directory's content to `members`, for ever. Without Ray's head the gateway keeps the replicas it
+    knows.
+    """
     while True:
         async with _child(WATCH) as child:
             async for found in _lines(child):

@@ -1,4 +1,4 @@
-"""What `voltserve deploy` runs: a typed YAML file of models, their replicas, and what one replica takes of its machine.
+"""The typed YAML file that `voltserve deploy` runs: models, their replicas, and the resources of one replica.
 
     schema: 1
     models:
@@ -11,8 +11,9 @@
         autoscaling: {min: 1, max: 4, requests_per_replica: 16}
         gpus: 1
 
-A model's flags are serve's and vLLM's own, as in the file of --engines, and beat what a machine's environment says. The
-model's directory must be on each machine. Each replica picks its preset for the GPUs that Ray gives it.
+A model's flags are serve's and vLLM's own, as in the file of --engines. They beat a machine's environment. The model's
+directory must be on each machine. Each replica picks its preset for the GPUs that Ray gives it. `python -m
+server.schemas` makes the file's JSON Schema, docs/schemas/cluster.json.
 """
 
 import hashlib
@@ -37,15 +38,17 @@ class _Strict(BaseModel):
 
 
 class Autoscaling(_Strict):
-    """Between `min` and `max` replicas, as many as the requests under way and waiting fill with
-    `requests_per_replica` each; changed once that has been so for `up_after` or `down_after` seconds.
-    """
+    """Bounds and pace of a model's automatic number of replicas. Ray Serve wants as many as its requests fill."""
 
-    min: Annotated[int, Field(ge=1)] = 1
-    max: Annotated[int, Field(ge=1)]
-    requests_per_replica: Positive
-    up_after: Annotated[float, Field(ge=0)] = 10
-    down_after: Annotated[float, Field(ge=0)] = 300
+    min: Annotated[int, Field(ge=1)] = Field(1, description="Fewest replicas.")
+    max: Annotated[int, Field(ge=1)] = Field(description="Most replicas.")
+    requests_per_replica: Positive = Field(description="Requests, running or waiting, that fill one replica.")
+    up_after: Annotated[float, Field(ge=0)] = Field(
+        default=10, description="Seconds of higher load before a replica is added."
+    )
+    down_after: Annotated[float, Field(ge=0)] = Field(
+        default=300, description="Seconds of lower load before a replica is removed."
+    )
 
     @model_validator(mode="after")
     def _ordered(self) -> "Autoscaling":
@@ -55,26 +58,29 @@ class Autoscaling(_Strict):
 
 
 class Model(_Strict):
-    """One model. `gpus`, `cpus` and `resources` (names of the cluster's own) are what Ray sets aside for one replica.
+    """One model, its replicas, and what Ray reserves for each of them."""
 
-    `nodes` above 1 splits one replica over machines: its engine then asks Ray for the GPUs, `gpus` on each machine.
-    `env` goes to the engine; `drain`: seconds that requests may finish in before a replica is stopped; `surge`: an
-    update starts one replica more before it stops one, where there is room; a changed `revision` restarts all replicas.
-    """
-
-    name: Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$")]
-    flags: dict[str, FlagValue]
-    replicas: Annotated[int, Field(ge=1)] | None = None
-    autoscaling: Autoscaling | None = None
-    gpus: Annotated[int, Field(ge=0)] = 0
-    cpus: Annotated[float, Field(ge=0)] = 1
-    resources: dict[str, Positive] = {}
-    per_node: Annotated[int, Field(ge=1, le=100)] | None = None
-    nodes: Annotated[int, Field(ge=1)] = 1
-    env: dict[str, str] = {}
-    drain: Positive = 300
-    surge: bool = True
-    revision: str = ""
+    name: Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$")] = Field(
+        description="Its name in /health and metrics; its Serve application is voltserve-NAME."
+    )
+    flags: dict[str, FlagValue] = Field(
+        description="Flags of `voltserve serve` and of vLLM's server, without dashes; they beat the environment."
+    )
+    replicas: Annotated[int, Field(ge=1)] | None = Field(None, description="A fixed number of replicas; 1 by default.")
+    autoscaling: Autoscaling | None = Field(None, description="A number that follows the load, instead of `replicas`.")
+    gpus: Annotated[int, Field(ge=0)] = Field(0, description="GPUs of one replica; with `nodes`, on each machine.")
+    cpus: Annotated[float, Field(ge=0)] = Field(1, description="CPUs that Ray reserves for one replica.")
+    resources: dict[str, Positive] = Field(
+        {}, description="The cluster's own resources that one replica takes, by name."
+    )
+    per_node: Annotated[int, Field(ge=1, le=100)] | None = Field(None, description="Most replicas on one machine.")
+    nodes: Annotated[int, Field(ge=1)] = Field(
+        1, description="Machines that one replica is split over; its engine then asks Ray for the GPUs."
+    )
+    env: dict[str, str] = Field({}, description="Variables of the engine's environment.")
+    drain: Positive = Field(300, description="Seconds in which requests may finish before a replica is stopped.")
+    surge: bool = Field(True, description="Whether an update first starts one more replica, where there is room.")
+    revision: str = Field("", description="Any text; a change restarts all replicas.")
 
     @model_validator(mode="after")
     def _complete(self) -> "Model":
@@ -105,11 +111,13 @@ class Model(_Strict):
 
 
 class ClusterFile(_Strict):
-    """The whole file. `ports`: the first and last port that replicas listen at; any free one without it."""
+    """The whole file."""
 
-    schema_version: Literal[1] = Field(alias="schema")
-    models: Annotated[tuple[Model, ...], Field(min_length=1)]
-    ports: tuple[Port, Port] | None = None
+    schema_version: Literal[1] = Field(alias="schema", description="The version of this format.")
+    models: Annotated[tuple[Model, ...], Field(min_length=1)] = Field(description="The models that are served.")
+    ports: tuple[Port, Port] | None = Field(
+        None, description="First and last port for replicas to listen on; any free port by default."
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> "ClusterFile":
@@ -141,10 +149,10 @@ def read_cluster(path: Path) -> ClusterFile:
 
 
 def replica_arguments(file: ClusterFile, model: Model, module: str) -> dict[str, Any]:
-    """What a replica is started from; when it changes, the replicas are restarted.
+    """The arguments that a replica is started with. A change of them restarts the model's replicas.
 
     Args:
-        file: where the model stands.
+        file: the file that lists the model.
         model: the model.
         module: the Python module that is the engine.
     """
@@ -153,6 +161,6 @@ def replica_arguments(file: ClusterFile, model: Model, module: str) -> dict[str,
 
 
 def version_of(arguments: dict[str, Any]) -> str:
-    """A digest of what a replica is started from, this package's version included."""
+    """A digest of a replica's arguments and of this package's version."""
     text = json.dumps([importlib.metadata.version("voltserve"), arguments], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""From cluster.yaml to what Ray Serve is told: an application a model, in Serve's terms, without importing Ray."""
+"""Translates cluster.yaml for Ray Serve: one application per model, in Serve's terms, without importing Ray."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ STOPPING = 30.0  # seconds beyond the drain in which a replica must have ended
 
 
 def directory_config(file: ClusterFile, module: str = ENGINE_MODULE) -> dict[str, Any]:
-    """What the directory tells gateways and later updates: each model's names, fewest replicas, and version."""
+    """The directory's content for gateways and later updates: each model's names, fewest replicas, and version."""
     models = [
         {
             "name": one.name,

@@ -1,9 +1,9 @@
 """What a replica and a gateway say to each other over TCP: a greeting, then either the engine's HTTP or lines of JSON.
 
-A connection begins with `voltserve/1 SECRET PURPOSE`, a line. PURPOSE `engine`: all that follows goes to and from the
-engine's socket. PURPOSE `status`: the replica sends one line with its configuration, a line each time its status
-changes, and one every second, so that silence means that it, or the way to it, is gone; the gateway sends, every
-second, how many requests of this replica's it has.
+A connection begins with `voltserve/1 SECRET PURPOSE`, a line. With PURPOSE `engine`, all further bytes go to and from
+the engine's socket. With PURPOSE `status`, the replica sends one line with its configuration, one per change of its
+status, and one every second. So silence means that the replica, or the network to it, is down. Every second the gateway
+sends the number of requests that it has for this replica.
 """
 
 import hmac
@@ -33,7 +33,7 @@ def greeting(secret: str, purpose: Purpose) -> bytes:
 
 
 def purpose_of(line: bytes, secret: str) -> Purpose | None:
-    """What a connection is for, by its first line; None where it is not one of ours or has not the secret."""
+    """A connection's purpose, from its first line; None where it is not ours or lacks the secret."""
     words = line.split()
     if len(words) != 3 or words[0] != _PROTOCOL or not hmac.compare_digest(words[1], secret.encode("ascii")):
         return None
@@ -57,7 +57,7 @@ def config_from(message: Mapping[str, Any]) -> Config:
 
 
 def status_message(status: Status) -> dict[str, Any]:
-    """A status for `status_from`. Clocks differ between machines: moments are sent as seconds from now."""
+    """A status for `status_from`. Clocks differ between machines, so times are sent relative to now."""
     now = time.monotonic()
     message = {field.name: getattr(status, field.name) for field in fields(status)}
     for name in ("since", "started_at", "retry_at"):
@@ -89,6 +89,6 @@ def gpu_messages(readings: list[Reading]) -> list[dict[str, Any]]:
 
 
 def gpus_from(messages: list[dict[str, Any]], replica: str) -> list[Reading]:
-    """The GPUs in a message, told apart by their replica's name."""
+    """The GPUs in a message, with their replica's name in the index."""
     own = ({"index": f"{replica}/{message['index']}", "throttle": tuple(message["throttle"])} for message in messages)
     return [Reading(**{**message, **changed}) for message, changed in zip(messages, own, strict=True)]

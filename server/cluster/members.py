@@ -1,4 +1,4 @@
-"""The gateway's view of the cluster: which replicas there are, as the engines of its pool."""
+"""The gateway's view of the cluster: the replicas, as engines of its pool."""
 
 import asyncio
 import contextlib
@@ -31,37 +31,37 @@ class Expected:
 
 
 class Members:
-    """Keeps `pool` as the directory says, and a connection to each replica. A model with fewer replicas than it should
-    have also has a stand-in, which is never ready and says so.
+    """Keeps `pool` in step with the directory, and a connection to each replica. A model that lacks replicas also has a
+    stand-in, which is never ready and reports why.
 
     Args:
         settings: the gateway's.
-        models: what is expected of each model, until the directory says more.
+        models: the expected models, until the directory lists them.
     """
 
     def __init__(self, settings: Settings, models: Mapping[str, Expected]) -> None:
         self._settings = settings
         self._replicas: dict[str, tuple[Replica, asyncio.Task[None]]] = {}
-        self._absent: dict[str, _Absent] = {}
+        self._stand_ins: dict[str, _StandIn] = {}
         self._metrics: Metrics | None = None
         self._observers: dict[str, Callable[[Status], None]] = {}
         self._models: dict[str, Expected] = {}
         self._failures: dict[str, str] = {}
         self._set_models(models)
-        self.pool = Pool([absent.upstream for absent in self._absent.values()], several=True)
+        self.pool = Pool([absent.upstream for absent in self._stand_ins.values()], several=True)
 
-    def count_in(self, metrics: Metrics) -> None:
-        """From now on tells `metrics` each engine's status."""
+    def report_to(self, metrics: Metrics) -> None:
+        """From now on reports each engine's status to `metrics`."""
         self._metrics = metrics
-        self._arrange()
+        self._rebuild_pool()
 
     def gpus(self) -> list[Reading]:
         """The GPUs of all replicas."""
         return [reading for replica, _ in self._replicas.values() if replica.linked for reading in replica.gpus]
 
     def take(self, found: Mapping[str, Any]) -> None:
-        """Takes what the directory knows (`on_ray.directory.Directory.look`). A replica that it has forgotten, but
-        that still answers, stays: the directory may have been started anew.
+        """Takes the directory's content (`on_ray.directory.Directory.look`). A replica that still answers stays
+        although the directory lacks it: the directory may have been restarted.
         """
         self._set_models({one["name"]: Expected(tuple(one["served"]), one["least"]) for one in found["models"]})
         self._failures = found["failures"]
@@ -72,11 +72,11 @@ class Members:
                 del self._replicas[name]
         for name, one in listed.items():
             if name not in self._replicas:
-                replica = Replica(Address(**one), self._settings.heartbeat_timeout, self._changed)
+                replica = Replica(Address(**one), self._settings.heartbeat_timeout, self._on_status)
                 task = asyncio.create_task(replica.run())
-                task.add_done_callback(partial(self._ended, name))
+                task.add_done_callback(partial(self._on_end, name))
                 self._replicas[name] = replica, task
-        self._arrange()
+        self._rebuild_pool()
 
     async def close(self) -> None:
         """Ends all connections."""
@@ -89,29 +89,31 @@ class Members:
         if models == self._models:
             return
         self._models = dict(models)
-        self._absent = {name: _Absent(self._settings, name, one.served) for name, one in models.items()}
+        self._stand_ins = {name: _StandIn(self._settings, name, one.served) for name, one in models.items()}
 
-    def _ended(self, name: str, task: "asyncio.Task[None]") -> None:
-        """A replica has ended as it was told to."""
+    def _on_end(self, name: str, task: "asyncio.Task[None]") -> None:
+        """Called when a replica has ended in order."""
         if not task.cancelled() and self._replicas.pop(name, None) is not None:
-            self._arrange()
+            self._rebuild_pool()
             task.result()
 
-    def _changed(self, replica: Replica) -> None:
-        """A replica has a new status."""
+    def _on_status(self, replica: Replica) -> None:
+        """Called when a replica has a new status."""
         if replica.upstream is not None and replica.upstream not in self.pool.upstreams:
-            self._arrange()
+            self._rebuild_pool()
         elif replica.name in self._observers:
             self._observers[replica.name](replica.status)
 
-    def _arrange(self) -> None:
-        """Makes the pool of the replicas that have told what they serve, and of stand-ins for those that lack."""
+    def _rebuild_pool(self) -> None:
+        """Rebuilds the pool: replicas that have sent their configuration, and a stand-in for each model that lacks
+        replicas.
+        """
         there = [replica for replica, _ in self._replicas.values() if replica.upstream is not None]
         counts = Counter(replica.address.model for replica in there)
         absent = []
-        for name, one in self._absent.items():
+        for name, one in self._stand_ins.items():
             if counts[name] < self._models[name].least:
-                one.say(counts[name], self._models[name].least, self._failures.get(name, ""))
+                one.report(counts[name], self._models[name].least, self._failures.get(name, ""))
                 absent.append(one.upstream)
         self.pool.upstreams = (*(replica.upstream for replica in there if replica.upstream), *absent)
         if self._metrics is None:
@@ -125,19 +127,19 @@ class Members:
             self._observers[name](names[name].status())
 
 
-class _Absent:
-    """Stands for the replicas that a model lacks."""
+class _StandIn:
+    """A stand-in for the replicas that a model lacks."""
 
     def __init__(self, settings: Settings, name: str, served: tuple[str, ...]) -> None:
         own = settings.model_dump() | {"served_model_name": served}
         none: dict[str, Any] = {"engine": {}, "env": {}, "sources": {}, "decisions": (), "gpus_needed": 0}
         config = Config(**own, **none, devices=Devices(()), name=name)
-        client = httpx.AsyncClient(transport=_Nowhere(), base_url="http://engine")
+        client = httpx.AsyncClient(transport=_NoTransport(), base_url="http://engine")
         self._status = Status(State.STARTING, "", since=time.monotonic(), started_at=time.monotonic())
         self.upstream = Upstream(config, client, _no_exchange, lambda: self._status, Admission(1, 0, 1.0))
 
-    def say(self, there: int, least: int, failure: str) -> None:
-        """How many there are, of how many, and why the last one failed."""
+    def report(self, there: int, least: int, failure: str) -> None:
+        """Updates the reason: how many of the expected replicas exist, and why the last one failed."""
         reason = f"{there} of {least} replicas are there; `voltserve cluster status` says what Ray waits for"
         if failure:
             reason = f"{there} of {least} replicas are there; the last one: {failure}"
@@ -146,7 +148,7 @@ class _Absent:
             self._status = Status(state, reason, since=time.monotonic(), started_at=time.monotonic())
 
 
-class _Nowhere(httpx.AsyncBaseTransport):
+class _NoTransport(httpx.AsyncBaseTransport):
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         raise httpx.ConnectError("there is no replica", request=request)
 

@@ -1,8 +1,8 @@
 """One replica: `python -m server.cluster.node HOST`, started on its machine by the replica's actor (on_ray/replica.py).
 
-It is `voltserve serve` with a relay in the gateway's place. stdin: a line with the replica's arguments as JSON; its end
-means that the actor is gone, and so this ends. stdout: lines of JSON for the actor: where it listens, each state, the
-requests that gateways have for it, and, at the end, why it failed. SIGTERM: requests under way finish, then it ends.
+It is `voltserve serve` with a relay instead of the gateway. stdin: one line with the replica's arguments as JSON. When
+stdin ends, the actor is gone and this process ends. stdout: lines of JSON for the actor: its address, each state, the
+requests that gateways have for it, and finally its failure. SIGTERM: requests under way finish, then it ends.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ log = structlog.get_logger("voltserve.replica")
 
 
 def main() -> None:
-    """Runs until the actor is gone, SIGTERM comes or the engine is given up."""
+    """Runs until the actor is gone, SIGTERM arrives or the engine is given up."""
     logs.configure("info", "text")
     host = sys.argv[1]
     try:
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def say(**message: Any) -> None:
-    """Tells the actor. It may have gone."""
+    """Sends the actor a message. The actor may be gone."""
     with contextlib.suppress(BrokenPipeError):
         print(json.dumps(message), flush=True)
 
@@ -92,7 +92,7 @@ async def _serve(supervisor: Supervisor, config: Config, host: str, runtime: Pat
     ended, given_up = asyncio.Event(), asyncio.Event()
 
     def show(status: Status) -> None:
-        relay.tell({"status": status_message(status)})
+        relay.send_to_all({"status": status_message(status)})
         say(state=status.state.value, reason=status.reason)
         if status.given_up:
             given_up.set()
@@ -101,7 +101,7 @@ async def _serve(supervisor: Supervisor, config: Config, host: str, runtime: Pat
     signals = Signals(on_second=supervisor.kill)
     server = await relay.listen(host, arguments["ports"])
     say(port=server.sockets[0].getsockname()[1], secret=relay.secret)
-    helpers = [asyncio.create_task(relay.run()), asyncio.create_task(_tell_load(relay))]
+    helpers = [asyncio.create_task(relay.run()), asyncio.create_task(_report_load(relay))]
     await _watch_stdin(ended)
     running = asyncio.create_task(supervisor.run())
     try:
@@ -125,7 +125,7 @@ async def _serve(supervisor: Supervisor, config: Config, host: str, runtime: Pat
     return signals.exit_code
 
 
-async def _tell_load(relay: Relay) -> None:
+async def _report_load(relay: Relay) -> None:
     while True:
         say(load=sum(relay.loads.values()))
         await asyncio.sleep(PULSE)

@@ -1,6 +1,7 @@
-"""A replica's ear on the network: whoever knows the secret reaches the engine's Unix socket, or hears of its status.
+"""A replica's listener on the network. Peers that know the secret reach the engine's Unix socket, or receive its
+status.
 
-Every token of every stream passes here: bytes go through as they come, and are not looked at.
+Every token of every stream passes through it, so bytes are forwarded unread, as they arrive.
 """
 
 import asyncio
@@ -15,19 +16,19 @@ import structlog
 from server.cluster.link import MAX_GREETING, MAX_LINE, PULSE, line, purpose_of
 from server.errors import PreflightError
 
-GREETING_LIMIT = 5.0  # seconds in which a connection must say what it is for
-SETTLE = 1.0  # seconds in which requests may still come that were sent before a gateway heard of the drain
+GREETING_LIMIT = 5.0  # seconds within which a connection must state its purpose
+SETTLE = 1.0  # seconds in which requests may still arrive that gateways sent before they learned of the drain
 
 log = structlog.get_logger("voltserve.relay")
 
 
 class Relay:
-    """Listens for gateways. `loads` is what each of them last said: requests that it has for this replica.
+    """Listens for gateways. `loads` has each gateway's last report: its requests for this replica.
 
     Args:
         secret: what a connection must know.
         engine: the engine's socket.
-        introduce: makes the messages that a gateway hears first.
+        introduce: makes the first messages to a gateway.
         pulse: makes the message of every second.
     """
 
@@ -56,28 +57,28 @@ class Relay:
         problem: OSError | None = None
         for port in range(ports[0], ports[1] + 1) if ports else (0,):
             try:
-                return await loop.create_server(lambda: _Arrival(self), host, port)
+                return await loop.create_server(lambda: _NewConnection(self), host, port)
             except OSError as error:
                 problem = error
         where = f"any of the ports {ports[0]} to {ports[1]}" if ports else "any port"
         raise PreflightError(f"the replica cannot listen at {host}, at {where}: {problem}") from problem
 
     async def run(self) -> None:
-        """Tells every gateway, every second, that this replica is there."""
+        """Sends every gateway a pulse, every second."""
         while True:
-            self.tell(self._pulse())
+            self.send_to_all(self._pulse())
             await asyncio.sleep(PULSE)
 
-    def tell(self, message: dict[str, Any]) -> None:
+    def send_to_all(self, message: dict[str, Any]) -> None:
         """Sends a message to every gateway."""
         text = line(**message)
         for listener in tuple(self.loads):
             listener.send(text)
 
     async def wait_for_none(self, limit: float) -> int:
-        """Returns once no connection to the engine is left, or `limit` seconds later; how many are left then.
+        """Waits until no connection to the engine is left, at most `limit` seconds. Returns how many are left.
 
-        Gateways that hear of a drain close theirs that rest, so what is left are requests.
+        Gateways close their idle connections when a drain begins, so the remaining ones are requests.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + limit
@@ -89,7 +90,7 @@ class Relay:
         return len(self.splices)
 
     async def splice(self, transport: asyncio.Transport, first: bytes) -> None:
-        """Joins a connection with a new one to the engine. `first`: what has come on it so far."""
+        """Joins a connection with a new one to the engine. `first`: the bytes received on it so far."""
         outer = _Side(transport, self._part)
         try:
             _, inner = await asyncio.get_running_loop().create_unix_connection(
@@ -114,12 +115,12 @@ class Relay:
         self._unjoined.set()
 
 
-class _Arrival(asyncio.Protocol):
-    """A connection of which it is not known yet what it is for."""
+class _NewConnection(asyncio.Protocol):
+    """A connection whose purpose is not known yet."""
 
     def __init__(self, relay: Relay) -> None:
         self._relay = relay
-        self._come = b""
+        self._received = b""
         self._transport: Any = None
         self._limit = asyncio.get_running_loop().call_later(GREETING_LIMIT, self._refuse, "no greeting came")
         self._joining: asyncio.Task[None] | None = None
@@ -134,8 +135,8 @@ class _Arrival(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Called by the event loop."""
-        self._come += data
-        first, end, rest = self._come.partition(b"\n")
+        self._received += data
+        first, end, rest = self._received.partition(b"\n")
         if not end:
             if len(first) > MAX_GREETING:
                 self._refuse("its greeting does not end")
@@ -161,7 +162,7 @@ class _Arrival(asyncio.Protocol):
 
 
 class _Side(asyncio.Protocol):
-    """One end of two joined connections: what comes here goes out at the other, no faster than it can be sent.
+    """One end of two joined connections. It forwards its data to the other end, no faster than that can send.
 
     Args:
         transport: the connection, where it is there already.
@@ -219,7 +220,7 @@ class _Listener(asyncio.Protocol):
     def __init__(self, relay: Relay, transport: asyncio.Transport) -> None:
         self._relay = relay
         self._transport = transport
-        self._come = b""
+        self._received = b""
         relay.loads[self] = 0.0
 
     def send(self, text: bytes) -> None:
@@ -231,11 +232,11 @@ class _Listener(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Called by the event loop."""
-        *lines, self._come = (self._come + data).split(b"\n")
+        *lines, self._received = (self._received + data).split(b"\n")
         for text in lines:
             with contextlib.suppress(ValueError, TypeError, KeyError):
                 self._relay.loads[self] = float(json.loads(text)["load"])
-        if len(self._come) > MAX_LINE:
+        if len(self._received) > MAX_LINE:
             self._transport.abort()
 
     def connection_lost(self, error: Exception | None) -> None:

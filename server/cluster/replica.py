@@ -1,4 +1,4 @@
-"""The gateway's end of one replica: its status as it tells it, and the way to its engine."""
+"""The gateway's end of one replica: the status that it reports, and the connection to its engine."""
 
 import asyncio
 import json
@@ -42,12 +42,12 @@ class Address:
 
 
 class Replica:
-    """One replica. `status` is what it last said, or that it cannot be reached; `upstream` is there once it has told
+    """One replica. `status` is its last report, or says that it cannot be reached. `upstream` exists once it has sent
     its configuration.
 
     Args:
         address: where it is.
-        silence: seconds without a word from it until its requests are broken off.
+        silence: seconds without a message from it until its requests are broken off.
         on_change: called when there is a new status.
     """
 
@@ -64,8 +64,8 @@ class Replica:
         self._exchange = RemoteEngineSocket(address.host, address.port, greeting(address.secret, "engine"))
 
     async def run(self) -> None:
-        """Keeps the status connection up, until a replica that was to end has ended. All requests are broken off then,
-        as by cancellation.
+        """Keeps the status connection open until a draining replica has ended. Its requests are broken off then, and
+        likewise on cancellation.
         """
         try:
             while self.status.state is not State.DRAINING:
@@ -84,7 +84,7 @@ class Replica:
         reader, writer = await _within(CONNECT_LIMIT, opening, "no connection to it")
         writer.write(greeting(self.address.secret, "status"))
         self.linked = True
-        telling = asyncio.create_task(self._tell_load(writer))
+        reporting = asyncio.create_task(self._report_load(writer))
         try:
             while True:
                 text = await _within(self._silence, reader.readline(), "no word from it")
@@ -93,7 +93,7 @@ class Replica:
                 self._take(json.loads(text))
         finally:
             self.linked = False
-            telling.cancel()
+            reporting.cancel()
             writer.transport.abort()
 
     def _take(self, message: dict[str, Any]) -> None:
@@ -127,7 +127,7 @@ class Replica:
         self.status = status
         self._on_change(self)
 
-    async def _tell_load(self, writer: asyncio.StreamWriter) -> None:
+    async def _report_load(self, writer: asyncio.StreamWriter) -> None:
         while True:
             admission = self.upstream.admission if self.upstream else None
             load = admission.running + admission.waiting if admission else 0
@@ -143,7 +143,7 @@ async def _within(limit: float, awaitable: Awaitable[_T], what: str) -> _T:
 
 
 class _Through(httpx.AsyncBaseTransport):
-    """The gateway's own few requests, over the same way as its clients'. Answers are read as a whole."""
+    """Sends the gateway's own few requests over its clients' exchange. Answers are read as a whole."""
 
     def __init__(self, exchange: RemoteEngineSocket) -> None:
         self._exchange = exchange

@@ -1,4 +1,6 @@
-"""What a preset asks of a model that is smaller than it: a shorter context, fewer ranks. What a user asks for stays."""
+"""Adapts a preset to a model that is smaller than its limits: a shorter context, fewer ranks. A user's own flags
+stay.
+"""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -16,9 +18,9 @@ Adapted = tuple[str, FlagValue, Decision]
 
 
 def adapt(model: Path, values: Mapping[str, FlagValue], sources: Mapping[str, str]) -> Iterator[Adapted]:
-    """The flags of a preset that a model does not allow, with the value that it does and the reason.
+    """The preset's flags that the model does not allow, each with an allowed value and the reason.
 
-    A model that cannot be read changes nothing: the preflight says what is wrong with it.
+    An unreadable model changes nothing: the preflight reports it.
     """
     of_preset = {
         flag: value

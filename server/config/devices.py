@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from server.errors import PreflightError
 
+V100 = "7.0"  # its CUDA compute capability
+
 
 @dataclass(frozen=True)
 class Device:
@@ -97,7 +99,7 @@ HIDES_ALL = ("", "-1", "void", "none", "nodevfiles")
 def select_visible(found: Sequence[Device], visible: str | None) -> tuple[Device, ...]:
     """The devices that CUDA_VISIBLE_DEVICES leaves, in its order: indexes as nvidia-smi counts, or UUID prefixes.
 
-    CUDA itself ends the list at the first entry that it does not know, and so starts with other cards than were meant.
+    CUDA itself ends the list at the first unknown entry, and so would start with the wrong cards.
 
     Raises:
         PreflightError: an entry names no GPU, several, or one twice.
@@ -136,10 +138,10 @@ def _not_visible(visible: str, entry: str, found: Sequence[Device], named: int) 
 
 
 def cards_for(found: Sequence[Device], capability: str, memory_gib: int, nvlink: bool | None) -> list[Device]:
-    """The devices that suit a preset, those that are just what it says first.
+    """The devices that suit a preset, exact matches first.
 
-    Links matter only to one that is made for NVLink. Where no device has the capability, the user means to try out
-    others, and all are taken.
+    Links matter only to a preset for NVLink. Where no device has the capability, the user wants to try others, so all
+    are taken.
     """
     able = [device for device in found if device.capability == capability]
     if not able:

@@ -9,8 +9,8 @@
         flags: {model: /models/small, served-model-name: [small]}
         replicas: [{gpus: [4]}]
 
-A model's flags are serve's and vLLM's own and beat the command line; what the gateway needs once (--port, --keys-file)
-stays there. Each replica picks its own preset, for its own GPUs. docs/engines.md describes each key.
+A model's flags are serve's and vLLM's own, and beat the command line. The gateway's settings (--port, --keys-file) stay
+on the command line. Each replica picks its own preset, for its own GPUs. docs/engines.md describes each key.
 """
 
 import os
@@ -28,7 +28,7 @@ from server.config.settings import Config, all_flags, load_config, setting_flags
 from server.config.typed_yaml import read_yaml
 from server.errors import ConfigError, unknown_name
 
-# Settings that belong to an engine; all others are the gateway's, of which there is one.
+# Settings that each engine has. All others are the gateway's, and there is one gateway.
 OF_AN_ENGINE = frozenset(
     {
         *("model", "served-model-name", "preset", "memory-plan"),
@@ -36,7 +36,8 @@ OF_AN_ENGINE = frozenset(
         *("max-in-flight", "queue-size", "queue-timeout"),
     }
 )
-# Of those, what a gateway to other machines does not take: it judges silence by its own heartbeat-timeout.
+# Those that a gateway to other machines does not take. It keeps heartbeat-timeout: it judges replicas' silence by its
+# own.
 OF_A_FILE = OF_AN_ENGINE - {"heartbeat-timeout"} | {"engines"}
 
 
@@ -79,7 +80,7 @@ def load_configs(
     devices: Callable[[], Devices] = find_devices,
     presets: Mapping[str, Preset] | None = None,
 ) -> tuple[Config, ...]:
-    """One configuration an engine: those of the file given as --engines, else the one of `load_config`.
+    """One configuration per engine: those of the file given as --engines, else the one of `load_config`.
 
     Raises:
         ConfigError: as `load_config`; or the file is malformed or contradicts itself, the command line or the machine.

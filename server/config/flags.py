@@ -1,7 +1,7 @@
 """Flags as data: what vLLM 0.19.1's server accepts, and how a flag's text becomes a typed value.
 
-`configs/engine_flags.json` is generated from vLLM's own parser by `scripts/engine_flags.py`, so a flag is checked here,
-with the nearest valid name in the error, without importing vLLM and before anything starts.
+`scripts/engine_flags.py` generates `configs/engine_flags.json` from vLLM's own parser. So flags are checked without
+importing vLLM and before anything starts, and an error names the nearest valid flag.
 """
 
 import json
@@ -43,7 +43,7 @@ REFUSED = MappingProxyType(
     }
 )
 
-# Flags that documents of older vLLM releases give and 0.19.1's parser no longer knows, with what they come to today.
+# Flags in documents of older vLLM releases that 0.19.1's parser no longer knows, with their meaning today.
 RETIRED = MappingProxyType(
     {"disable-log-requests": "removed from vLLM: requests are not logged unless --enable-log-requests is given"}
 )

@@ -1,4 +1,4 @@
-"""Whether a model that also takes images and video is served with them, and what speculative decoding it can do."""
+"""Whether a model that also takes images and video is served with them."""
 
 import json
 from collections.abc import Mapping
@@ -9,12 +9,12 @@ from server.decisions import Decision
 
 FLAG = "language-model-only"
 LIMITS = "limit-mm-per-prompt"
-# From this nominal size of a card on, an image encoder and its trial run leave room enough for a cache.
+# On cards of at least this nominal size, an image encoder and its trial run leave enough room for a cache.
 ROOMY_GIB = 24.0
 
 
 def choose_text_only(model: Path, engine: Mapping[str, FlagValue], smallest_gib: float | None) -> Decision | None:
-    """The choice to leave a model's image encoder out where no flag says anything about it; None where all is served.
+    """Decides to leave out a model's image encoder where no flag mentions it; None where everything is served.
 
     `smallest_gib`: the nominal memory of the smallest card used, None without GPUs.
     """
@@ -34,7 +34,7 @@ def is_text_only(engine: Mapping[str, FlagValue]) -> bool:
 
 
 def _has_vision(model: Path) -> bool:
-    """What is no readable config.json is preflight's to refuse."""
+    """Preflight refuses an unreadable config.json."""
     try:
         config = json.loads((model / "config.json").read_bytes())
     except (OSError, ValueError):

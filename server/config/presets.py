@@ -1,7 +1,8 @@
-"""Presets: typed, versioned YAML files in `configs/presets/`, one per kind of machine, and the choice among them.
+"""Presets: typed, versioned YAML files in `configs/presets/`, one per kind of machine.
 
-A preset gives the engine's flags and environment for the devices it `match`es. Every limit carries its provenance:
+A preset gives the engine's flags and environment for the devices that it matches. Every limit carries its provenance:
 `computed` (from sizes, or a document's claim) or `measured` (with the result's source). Nothing in a preset is code.
+A file's `variants` are presets too: variant `graphs` of preset `a` is the preset `a-graphs`.
 """
 
 import os
@@ -9,15 +10,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from server.config.devices import Device, Devices
+from server.config.devices import Device
 from server.config.flags import FlagValue, check_value, engine_flags
-from server.decisions import UNUSED_CARDS, Decision
-from server.errors import ConfigError, PreflightError, unknown_name
+from server.errors import ConfigError, unknown_name
 
 PRESETS_FOLDER = Path(__file__).parents[2] / "configs" / "presets"
 
@@ -30,20 +30,20 @@ class Limit(_Strict):
     """A limit's value, and how it is known."""
 
     value: int | float | str
-    provenance: Literal["computed", "measured"]
-    source: str = Field(min_length=1)
+    provenance: Literal["computed", "measured"] = Field(description="How the value is known.")
+    source: str = Field(min_length=1, description="The calculation, document or result file that it comes from.")
 
 
 class Match(_Strict):
-    """The devices a preset is for: exactly `count` alike GPUs; `nvlink` is null where links do not matter."""
+    """The devices that a preset is for: exactly `count` GPUs of one kind."""
 
-    count: int = Field(ge=1)
-    capability: str = Field(pattern=r"^\d+\.\d$")
-    memory_gib: int
-    nvlink: bool | None
+    count: int = Field(ge=1, description="How many GPUs.")
+    capability: str = Field(pattern=r"^\d+\.\d$", description="CUDA compute capability; a V100's is 7.0.")
+    memory_gib: int = Field(description="Memory of each GPU, rounded to GiB.")
+    nvlink: bool | None = Field(description="Whether NVLink connects the GPUs; null where links do not matter.")
 
     def covers(self, devices: Sequence[Device]) -> bool:
-        """Whether these are the devices meant. Every one is looked at: mixed GPUs match no preset."""
+        """Whether these are exactly the devices meant. Mixed GPUs match no preset."""
         return len(devices) == self.count and all(
             device.capability == self.capability
             and device.memory_gib == self.memory_gib
@@ -52,7 +52,7 @@ class Match(_Strict):
         )
 
     def within(self, devices: Sequence[Device]) -> bool:
-        """Whether enough of these devices are the ones meant. Over PCIe cards with NVLink work as well."""
+        """Whether enough of these devices are the ones meant. A preset for PCIe also takes cards with NVLink."""
         links = (True,) if self.nvlink else (True, False)
         alike = [
             device
@@ -63,15 +63,15 @@ class Match(_Strict):
 
     @property
     def worth(self) -> tuple[int, int, bool]:
-        """To choose among presets for some of the cards: all memory, then fewer cards, then NVLink."""
+        """Sorts presets that use only some of the cards: most memory first, then fewest cards, then NVLink."""
         return self.count * self.memory_gib, -self.count, bool(self.nvlink)
 
 
 class Automatic(_Strict):
-    """An environment value found on the machine: a rank's share of `cores`, or a `library` beside this Python."""
+    """An environment value that is found on the machine: each rank's share of its cores, or a library's path."""
 
-    cores: Literal[True] | None = None
-    library: str | None = None
+    cores: Literal[True] | None = Field(None, description="The number of cores for each rank.")
+    library: str | None = Field(None, description="File name of a library in this Python's lib folder.")
 
     def __str__(self) -> str:
         return "the number of cores a rank" if self.library is None else f"{self.library} in {sys.prefix}/lib"
@@ -84,26 +84,50 @@ class Automatic(_Strict):
         return str(path) if path.is_file() else None
 
 
-class Preset(_Strict):
-    """One preset file. `match` is null for machines without a GPU the engine can use.
+Description = Annotated[str, Field(description="One line for people who choose a preset.")]
+Flags = Annotated[dict[str, FlagValue], Field(default_factory=dict, description="vLLM's flags, without dashes.")]
+Limits = Annotated[
+    dict[str, Limit], Field(default_factory=dict, description="vLLM's flags that carry their provenance.")
+]
+Variables = Annotated[
+    dict[str, str | Automatic], Field(default_factory=dict, description="Variables of the engine's environment.")
+]
 
-    One that `extends` another takes all that it does not say from that one, and is used only where it is asked for.
+
+class Variant(_Strict):
+    """The changes from a file's preset to another preset of the same file."""
+
+    description: Description
+    engine: Flags
+    limits: Limits
+    env: Variables
+
+
+class Preset(_Strict):
+    """One preset.
+
+    A file that `extends` another preset inherits everything that it does not give itself, except variants. Such a
+    preset, and a variant likewise, is never chosen automatically: the user asks for it by name.
     """
 
-    schema_version: Literal[1] = Field(alias="schema")
-    name: str
-    description: str
-    extends: str | None = None
-    match: Match | None
-    engine: dict[str, FlagValue] = Field(default_factory=dict)
-    limits: dict[str, Limit] = Field(default_factory=dict)
-    env: dict[str, str | Automatic] = Field(default_factory=dict)
+    schema_version: Literal[1] = Field(alias="schema", description="The version of this format.")
+    name: str = Field(description="The file's name without .yaml.")
+    description: Description
+    extends: str | None = Field(None, description="Name of the preset in this folder that this one inherits from.")
+    match: Match | None = Field(description="The GPUs that it is for; null for machines without a usable GPU.")
+    engine: Flags
+    limits: Limits
+    env: Variables
+    variants: dict[Annotated[str, Field(pattern=r"^[a-z0-9]+$")], Variant] = Field(
+        default_factory=dict, description="Presets that differ in a few values; their names are NAME-VARIANT."
+    )
 
     def flags(self) -> dict[str, FlagValue]:
         """The engine's flags, limits included, checked against vLLM's own.
 
         Raises:
-            ConfigError: a flag vLLM does not have (names the nearest), a value it does not take, a flag given twice.
+            ConfigError: a flag that vLLM does not have (names the nearest), a value that it does not take, or a flag
+                that is given twice.
         """
         known = engine_flags()
         checked: dict[str, FlagValue] = {}
@@ -118,21 +142,43 @@ class Preset(_Strict):
                 raise ConfigError(f"preset {self.name}: {error}") from error
         return checked
 
+    def with_variants(self) -> "list[Preset]":
+        """This preset and its variants, each as a whole preset."""
+        return [self, *(self._vary(name, variant) for name, variant in self.variants.items())]
+
+    def _vary(self, name: str, variant: Variant) -> "Preset":
+        changes = {
+            "name": f"{self.name}-{name}",
+            "extends": self.name,
+            "description": variant.description,
+            "engine": {**self.engine, **variant.engine},
+            "limits": {**self.limits, **variant.limits},
+            "env": {**self.env, **variant.env},
+            "variants": {},
+        }
+        return self.model_copy(update=changes)
+
 
 def load_presets(folder: Path = PRESETS_FOLDER) -> dict[str, Preset]:
-    """Every preset by name.
+    """Every preset by name, variants included.
 
     Raises:
-        ConfigError: a file that is not a preset; names the file, the key and the nearest valid key.
+        ConfigError: a file is not a preset (the error names the file, the key and the nearest valid key), or two have
+        one name.
     """
     return dict(_load_presets(folder, tuple((path, path.stat().st_mtime_ns) for path in sorted(folder.glob("*.yaml")))))
 
 
 @lru_cache(maxsize=4)
 def _load_presets(folder: Path, files: tuple[tuple[Path, int], ...]) -> dict[str, Preset]:
-    """Read once: several questions about one start are each answered from the presets."""
-    presets = (load_preset(path) for path, _ in files)
-    return {preset.name: preset for preset in presets}
+    """Reads each file once: several parts of one start ask for the presets."""
+    presets: dict[str, Preset] = {}
+    for path, _ in files:
+        for preset in _load_file(path):
+            if preset.name in presets:
+                raise ConfigError(f"{path}: there are two presets of the name {preset.name!r}")
+            presets[preset.name] = preset
+    return dict(sorted(presets.items(), key=lambda item: f"{item[0]}.yaml"))
 
 
 def find_preset(asked: str, presets: Mapping[str, Preset]) -> Preset:
@@ -149,14 +195,25 @@ def find_preset(asked: str, presets: Mapping[str, Preset]) -> Preset:
 
 
 def load_preset(path: Path) -> Preset:
-    """The preset of a file.
+    """The preset of a file. Where there is no file `a-graphs.yaml`, the variant `graphs` of `a.yaml`.
 
     Raises:
         ConfigError: it cannot be read, or is not a preset; names the file, the key and the nearest valid key.
     """
+    base = path.with_name(f"{path.stem.rpartition('-')[0]}.yaml")
+    if not path.exists() and base.is_file():
+        for preset in _load_file(base):
+            if preset.name == path.stem:
+                return preset
+    return _load_file(path)[0]
+
+
+def _load_file(path: Path) -> list[Preset]:
+    """A file's preset, then its variants. Raises ConfigError."""
     try:
-        preset = Preset.model_validate(_read_extended(path))
-        preset.flags()
+        presets = Preset.model_validate(_read_extended(path)).with_variants()
+        for preset in presets:
+            preset.flags()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: expected a preset file, got: {error}") from error
     except yaml.YAMLError as error:
@@ -165,29 +222,36 @@ def load_preset(path: Path) -> Preset:
         raise ConfigError(f"{path}: {error}") from error
     except ValidationError as error:
         raise ConfigError(f"{path}: {_first_problem(error)}") from error
-    if preset.name != path.stem:
-        raise ConfigError(f"{path}: the preset's name is {preset.name!r}, expected the file's, {path.stem!r}")
-    return preset
+    if presets[0].name != path.stem:
+        raise ConfigError(f"{path}: the preset's name is {presets[0].name!r}, expected the file's, {path.stem!r}")
+    return presets
 
 
 def _read_extended(path: Path) -> object:
-    """What a preset's file says, over what the preset of the same folder says that it extends. Raises ConfigError."""
-    said = yaml.safe_load(path.read_text(encoding="utf-8"))
-    if not isinstance(said, dict) or not isinstance(said.get("extends"), str):
-        return said
-    base_path = path.with_name(f"{said['extends']}.yaml")
+    """A preset file's content, merged over the content of the preset that it extends. Raises ConfigError."""
+    content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    if not isinstance(content, dict) or not isinstance(content.get("extends"), str):
+        return content
+    base_path = path.with_name(f"{content['extends']}.yaml")
     names = [other.stem for other in path.parent.glob("*.yaml") if other != path]
     if base_path.stem not in names:
-        raise ConfigError(f"extends: {unknown_name('preset', said['extends'], names)}")
+        raise ConfigError(f"extends: {unknown_name('preset', content['extends'], names)}")
     base = yaml.safe_load(base_path.read_text(encoding="utf-8"))
     if not isinstance(base, dict) or "extends" in base:
-        raise ConfigError(f"extends: expected a preset that extends none, got {said['extends']}")
-    parts = {key: {**base.get(key, {}), **said.get(key, {})} for key in ("engine", "limits", "env")}
-    return {**base, **said, **parts}
+        raise ConfigError(f"extends: expected a preset that extends none, got {content['extends']}")
+    base.pop("variants", None)
+    parts = {key: {**base.get(key, {}), **content.get(key, {})} for key in ("engine", "limits", "env")}
+    return {**base, **content, **parts}
 
 
-# The keys of each part of a preset file, to name the nearest when one is unknown.
-_KEYS: Mapping[str, type[_Strict]] = {"": Preset, "match": Match, "limits": Limit, "env": Automatic}
+# The model of each part of a preset file. An unknown key's error names the nearest key of its part.
+_PARTS: Mapping[str, type[_Strict]] = {
+    "": Preset,
+    "match": Match,
+    "limits": Limit,
+    "env": Automatic,
+    "variants": Variant,
+}
 
 
 def _first_problem(error: ValidationError) -> str:
@@ -195,61 +259,18 @@ def _first_problem(error: ValidationError) -> str:
     problem = next((one for one in problems if one["type"] == "extra_forbidden"), problems[0])
     where = [str(part) for part in problem["loc"]]
     if problem["type"] == "extra_forbidden":
-        model = _KEYS[where[0] if len(where) > 1 else ""]
+        model = _part(where)
         keys = [field.alias or name for name, field in model.model_fields.items()]
         parent = ".".join(where[:-1])
         return unknown_name(f"key in {parent}" if parent else "key", where[-1], keys)
     return f"{'.'.join(where) or 'file'}: {problem['msg']}, got {problem['input']!r}"
 
 
-def unused_cards(presets: Mapping[str, Preset], devices: Devices, *, cpu_engine: bool) -> list[Decision]:
-    """What to tell where the engine is vLLM's CPU build and the machine has cards that the CUDA build would use."""
-    ours = {preset.match.capability for preset in presets.values() if preset.match is not None}
-    if not cpu_engine or not ours.intersection(gpu.capability for gpu in devices.gpus):
-        return []
-    remedy = "`make setup ENGINE=gpu` installs the GPU engine"
-    return [Decision(*UNUSED_CARDS, f"{devices} stays unused, which would serve many times faster; {remedy}")]
-
-
-def select_preset(presets: Mapping[str, Preset], devices: Devices, *, cpu_engine: bool) -> tuple[Preset, Decision]:
-    """The preset for these devices, with the reason: a pure function.
-
-    Args:
-        presets: all presets, by name.
-        devices: what was found on this machine.
-        cpu_engine: whether the installed engine is vLLM's CPU build, which can use no GPU.
-
-    Raises:
-        ConfigError: no preset covers the GPUs found; lists the presets and says how to pick one.
-        PreflightError: there is no GPU, and the installed engine runs on nothing else.
-    """
-    found = devices.gpus
-    if not cpu_engine and not found:
-        example = next(name for name, preset in presets.items() if preset.match and not preset.extends)
-        raise PreflightError(
-            f"no GPU: {devices.reason}, and the installed engine is vLLM's CUDA build. In a container: start it with "
-            "--gpus all on a machine with the NVIDIA Container Toolkit (is nvidia-smi fine on the machine itself?), or "
-            "use the -cpu image. Without one: `make setup ENGINE=cpu` installs the CPU engine. To look, as explain "
-            f"and plan do, name a preset: --preset {example}"
-        )
-    if cpu_engine:
-        preset = next(preset for preset in presets.values() if preset.match is None)
-        reason = devices.reason if not found else f"the installed engine is the CPU build; it leaves {devices} unused"
-        return preset, Decision("preset", preset.name, reason)
-    matching = [preset for preset in presets.values() if preset.match is not None and preset.extends is None]
-    for preset in matching:
-        if preset.match is not None and preset.match.covers(found):
-            return preset, Decision("preset", preset.name, f"found {devices}")
-    partly = [(preset.match.worth, preset) for preset in matching if preset.match and preset.match.within(found)]
-    if partly:
-        preset = max(partly, key=lambda one: one[0])[1]
-        reason = f"no preset is for all of {devices}; this one has the most memory of those for some of them"
-        return preset, Decision("preset", preset.name, reason)
-    listing = "\n".join(f"  {preset.name}: {preset.description}" for preset in presets.values())
-    raise ConfigError(
-        f"no preset covers the GPUs found ({devices}).\nPick one with --preset NAME, or hide GPUs with "
-        f"CUDA_VISIBLE_DEVICES so that one fits:\n{listing}"
-    )
+def _part(where: Sequence[str]) -> type[_Strict]:
+    """The model that lacks the last key of this path."""
+    if where[0] == "variants" and len(where) > 3:
+        where = where[2:]
+    return _PARTS[where[0] if len(where) > 1 else ""]
 
 
 def usable_cores() -> int:

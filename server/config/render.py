@@ -1,4 +1,4 @@
-"""The engine's command line and environment, rendered from the configuration. Nothing else renders them."""
+"""Renders the engine's command line and environment from the configuration. No other module does."""
 
 import os
 import shlex
@@ -8,24 +8,26 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from server.config.devices import V100
 from server.config.flags import engine_flags, render
 from server.config.settings import Config
 from server.decisions import Decision
+from server.environment import FORCE_VOLTA, PROGRESS_SOCKET
 
 ENGINE_MODULE = "engine"
 
-# What the engine inherits of our environment: an allowlist, so that no key or token reaches it.
+# Variables that the engine inherits from our environment: an allowlist, so that no key or token reaches it.
 INHERITED = (
     *("PATH", "HOME", "USER", "LANG", "LC_*", "TZ", "TMPDIR", "XDG_CACHE_HOME", "PYTHONPATH", "VIRTUAL_ENV"),
     *("LD_LIBRARY_PATH", "CUDA_*", "NVIDIA_*", "NCCL_*", "TORCH_*", "PYTORCH_*", "TRITON_*"),
     *("OMP_*", "KMP_*", "MKL_*", "HF_HOME", "VLLM_*"),
 )
-# Where Ray starts the workers: its address and settings, and the interface that their group of processes talks over.
+# Also where Ray starts the workers: Ray's address and settings, and the network interface of the process group.
 INHERITED_OVER_RAY = ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_CGRAPH_*", "GLOO_*")
 NOT_INHERITED = ("VLLM_API_KEY", "*TOKEN*", "*SECRET*", "*PASSWORD*")
 
-# On every machine: nothing is fetched, nothing is reported, nothing is heard beyond this machine, output comes at once,
-# and only the gateway closes an idle connection to the engine (the value is a year in seconds).
+# On every machine: nothing is fetched, nothing is reported, and the engine listens on this machine only. Output is not
+# buffered. Only the gateway closes an idle connection to the engine (the value is a year in seconds).
 ALWAYS = {
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
@@ -34,14 +36,12 @@ ALWAYS = {
     "PYTHONUNBUFFERED": "1",
     "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "31536000",
 }
-FORCE_VOLTA = "VOLTSERVE_FORCE_VOLTA"  # read by engine/gpus.py
 DEFAULTS = {"VLLM_HOST_IP": "127.0.0.1"}
-# Instead, where Ray starts the workers: an address that other machines reach, and what workers need beside vLLM's own.
-DEFAULTS_OVER_RAY = {"VLLM_RAY_EXTRA_ENV_VARS_TO_COPY": "VOLTSERVE_PROGRESS_SOCKET,VOLTSERVE_FORCE_VOLTA"}
-# Even where nothing else is compiled, vLLM has torch compile small functions (sampling, log probabilities, masks) at
-# their first use. That takes seconds of a request's time, and a C++ compiler, without which the engine dies of it.
+# Instead, where Ray starts the workers: no loopback address, and the variables that workers need besides vLLM's own.
+DEFAULTS_OVER_RAY = {"VLLM_RAY_EXTRA_ENV_VARS_TO_COPY": f"{PROGRESS_SOCKET},{FORCE_VOLTA}"}
+# vLLM has torch compile small functions (sampling, log probabilities, masks) at their first use, even where it compiles
+# nothing else. That adds seconds to a request. It needs a C++ compiler, and the engine dies without one.
 OFF_VARIABLE = "TORCH_COMPILE_DISABLE"
-VOLTA = "7.0"
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def render_launch(
         **inherited,
         **ALWAYS,
         "VLLM_RPC_BASE_PATH": str(runtime),  # vLLM's own sockets, which it leaves behind
-        "VOLTSERVE_PROGRESS_SOCKET": str(progress_socket(runtime)),
+        PROGRESS_SOCKET: str(progress_socket(runtime)),
     }
     if config.volta == "force":
         env[FORCE_VOLTA] = "1"
@@ -90,7 +90,7 @@ def render_launch(
 
 
 def _visible_cards(config: Config) -> dict[str, str]:
-    """The cards to use, by UUID and in the order that NVML told them. Ray gives its workers theirs itself."""
+    """The cards to use, by UUID and in NVML's order. Ray assigns its workers' cards itself."""
     order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} if config.gpus_needed else {}
     cards = config.devices.gpus if config.pinned else config.devices.gpus[: config.gpus_needed]
     if not cards or (config.over_ray and not config.pinned):
@@ -107,7 +107,7 @@ def _compiles_or_records(config: Config) -> bool:
     eager = bool(config.engine.get("enforce-eager"))
     if not config.gpus_needed:
         return not eager
-    if config.volta == "force" or all(gpu.capability == VOLTA for gpu in config.devices.gpus):
+    if config.volta == "force" or all(gpu.capability == V100 for gpu in config.devices.gpus):
         return True
     return not eager and bool({"compilation-config", "optimization-level"} & config.engine.keys())
 
@@ -120,7 +120,7 @@ def is_inherited(name: str, patterns: Sequence[str] = INHERITED) -> bool:
 
 
 def overridden(config: Config, environ: Mapping[str, str] | None = None) -> list[Decision]:
-    """The preset's variables that our own environment sets otherwise and thereby wins."""
+    """The preset's variables that our own environment overrides."""
     environ = os.environ if environ is None else environ
     return [
         Decision(name, environ[name], f"set in the environment; preset {config.preset} has {value}")

@@ -1,6 +1,6 @@
 """One frozen configuration from layers: built in < preset < `VOLTSERVE_*` environment < command line.
 
-Every value remembers where it came from. A flag of voltserve or of vLLM is the same thing in each layer:
+Every value keeps its source. A flag of voltserve or of vLLM is the same thing in each layer:
 `--max-model-len 8192`, `VOLTSERVE_MAX_MODEL_LEN=8192`, and `max-model-len: 8192` in a preset.
 """
 
@@ -10,6 +10,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
@@ -17,24 +18,22 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from server.config.adaptation import adapt
-from server.config.devices import Devices, cards_for, find_devices
+from server.config.cards import choose_cards, smallest_card
+from server.config.devices import Devices, find_devices
 from server.config.flags import REFUSED, RETIRED, Flag, FlagValue, engine_flags, parse_arguments, parse_variable
 from server.config.modalities import FLAG as TEXT_ONLY
 from server.config.modalities import choose_text_only
+from server.config.preset_choice import select_preset, unused_cards
 from server.config.presets import (
     Automatic,
-    Match,
     Preset,
     find_preset,
     load_presets,
-    select_preset,
-    unused_cards,
     usable_cores,
 )
 from server.decisions import Decision
+from server.environment import PREFIX
 from server.errors import ConfigError, unknown_name
-
-ENV_PREFIX = "VOLTSERVE_"
 
 _LISTS = frozenset({"served-model-name", "cors-origins", "forwarded-allow-ips"})
 
@@ -106,7 +105,7 @@ class Config(Settings):
     """Everything `serve` does, decided before anything starts.
 
     `served_model_name` is never empty; `engine` has vLLM's flags by name; `env` is what the preset adds to the engine's
-    environment; `sources` says for each value where it came from; `gpus_needed`, of this machine, is 0 on a preset
+    environment; `sources` has each value's source; `gpus_needed`, of this machine, is 0 on a preset
     without GPUs. Where there are several engines, `name` is this one's, and `pinned` says that it gets `devices` and no
     others.
     """
@@ -162,70 +161,90 @@ def load_config(
     presets = load_presets() if presets is None else presets
     command_line = parse_arguments(arguments, all_flags())
     variables = _read_variables(environ)
-    decisions: list[Decision] = []
+    merged = _Merged()
     found = devices()
 
     asked = str({**variables, **command_line, **last[1]}.get("preset", ""))
-    if asked:
-        preset = find_preset(asked, presets)
-    else:
+    preset = find_preset(asked, presets) if asked else merged.choose_preset(presets, found)
+    merged.add_layer("built in", BUILT_IN)
+    merged.add_layer(f"preset {preset.name}", preset.flags())
+    merged.add_layer("environment", variables)
+    merged.add_layer("command line", command_line)
+    merged.add_layer(*last)
+
+    settings = merged.take_settings(asked or preset.name)  # a file's path stays: it is looked up again
+    merged.adapt_to_model(settings.model)
+    gpus_needed = _parallelism(merged.values) if preset.match is not None else 0
+    if preset.match is not None:
+        found, decisions = choose_cards(found, preset.match, gpus_needed, forced=settings.volta == "force")
+        merged.decisions += decisions
+    merged.choose_modalities(settings.model, smallest_card(found, preset, gpus_needed))
+    cpu_ranks = 1 if preset.match else _parallelism(merged.values)
+    return Config(
+        **settings.model_dump(),
+        engine=merged.values,
+        env=_preset_environment(preset, cpu_ranks, merged.decisions),
+        sources=merged.sources,
+        decisions=tuple(merged.decisions),
+        devices=found,
+        gpus_needed=gpus_needed,
+    )
+
+
+@dataclass
+class _Merged:
+    """The flags' values while layers are merged, the source of each, and the decisions made on the way."""
+
+    values: dict[str, FlagValue] = field(default_factory=dict)
+    sources: dict[str, str] = field(default_factory=dict)
+    decisions: list[Decision] = field(default_factory=list)
+
+    def choose_preset(self, presets: Mapping[str, Preset], found: Devices) -> Preset:
+        """The preset that fits the devices found. Raises ConfigError or PreflightError where none does."""
         cpu_engine = engine_is_cpu_build()
         preset, decision = select_preset(presets, found, cpu_engine=cpu_engine)
-        decisions += [decision, *unused_cards(presets, found, cpu_engine=cpu_engine)]
+        self.decisions += [decision, *unused_cards(presets, found, cpu_engine=cpu_engine)]
+        return preset
 
-    values: dict[str, FlagValue] = {}
-    sources: dict[str, str] = {}
-    layers = (
-        ("built in", BUILT_IN),
-        (f"preset {preset.name}", preset.flags()),
-        ("environment", variables),
-        ("command line", command_line),
-        last,
-    )
-    for layer, given in layers:
+    def add_layer(self, layer: str, given: Mapping[str, FlagValue]) -> None:
+        """Puts a layer's values over those of the layers before it. Raises ConfigError for a flag that is refused."""
         for name, value in given.items():
             source = f"environment {variable_name(name)}" if layer == "environment" else layer
             if name in REFUSED:
                 raise ConfigError(f"--{name} ({source}) is not for users of voltserve: {REFUSED[name]}")
             if name in RETIRED:
-                decisions.append(Decision(f"--{name}", "accepted without effect", RETIRED[name]))
-                continue
-            values[name] = value
-            sources[name] = source
+                self.decisions.append(Decision(f"--{name}", "accepted without effect", RETIRED[name]))
+            else:
+                self.values[name] = value
+                self.sources[name] = source
 
-    own = {name.replace("-", "_"): values.pop(name) for name in setting_flags() if name in values}
-    own["preset"] = asked or preset.name  # a file stays a file for whoever looks it up again
-    sources.setdefault("preset", "chosen for the devices found")
-    settings = _validate(own, sources)
-    if not settings.served_model_name:
-        settings = settings.model_copy(update={"served_model_name": (settings.model,)})
-        sources["served-model-name"] = "the model's path as given"
-    for name in setting_flags():
-        sources.setdefault(name, "default")
-    decisions += _listening(settings)
-    for flag, value, decision in adapt(Path(settings.model), values, sources):
-        values[flag] = value
-        sources[flag] = "the preset's, as far as the model allows"
-        decisions.append(decision)
-    gpus_needed = _parallelism(values) if preset.match is not None else 0
-    if preset.match is not None:
-        found, told = choose_cards(found, preset.match, gpus_needed, forced=settings.volta == "force")
-        decisions += told
-    smallest = smallest_card(found, preset, gpus_needed)
-    if text_only := choose_text_only(Path(settings.model), values, smallest):
-        values[TEXT_ONLY] = True
-        sources[TEXT_ONLY] = "chosen for the model and the devices"
-        decisions.append(text_only)
-    env = _preset_environment(preset, 1 if preset.match else _parallelism(values), decisions)
-    return Config(
-        **settings.model_dump(),
-        engine=values,
-        env=env,
-        sources=sources,
-        decisions=tuple(decisions),
-        devices=found,
-        gpus_needed=gpus_needed,
-    )
+    def take_settings(self, preset: str) -> Settings:
+        """Moves voltserve's own settings out of `values`, which keeps the engine's flags. Raises ConfigError."""
+        own = {name.replace("-", "_"): self.values.pop(name) for name in setting_flags() if name in self.values}
+        own["preset"] = preset
+        self.sources.setdefault("preset", "chosen for the devices found")
+        settings = _validate(own, self.sources)
+        if not settings.served_model_name:
+            settings = settings.model_copy(update={"served_model_name": (settings.model,)})
+            self.sources["served-model-name"] = "the model's path as given"
+        for name in setting_flags():
+            self.sources.setdefault(name, "default")
+        self.decisions += _listening(settings)
+        return settings
+
+    def adapt_to_model(self, model: str) -> None:
+        """Lowers the preset's limits to those of a smaller model."""
+        for flag, value, decision in adapt(Path(model), self.values, self.sources):
+            self.values[flag] = value
+            self.sources[flag] = "the preset's, as far as the model allows"
+            self.decisions.append(decision)
+
+    def choose_modalities(self, model: str, smallest_gib: float | None) -> None:
+        """Leaves the image encoder out where a card is too small for it."""
+        if text_only := choose_text_only(Path(model), self.values, smallest_gib):
+            self.values[TEXT_ONLY] = True
+            self.sources[TEXT_ONLY] = "chosen for the model and the devices"
+            self.decisions.append(text_only)
 
 
 def load_settings(
@@ -235,12 +254,12 @@ def load_settings(
 
     Args:
         arguments: the command line.
-        environ: the environment; what it says of engines is for those of this machine.
+        environ: the environment; its settings of engines are for this machine's engines, and ignored here.
         file: takes the model's place.
-        of_an_engine: settings that belong into the file.
+        of_an_engine: settings that belong in the file.
 
     Raises:
-        ConfigError: anything unknown or malformed; on the command line, what belongs into the file.
+        ConfigError: anything unknown or malformed; a setting on the command line that belongs in the file.
     """
     command_line = parse_arguments(arguments, all_flags())
     for name in command_line:
@@ -250,36 +269,6 @@ def load_settings(
     own = {name.replace("-", "_"): given[name] for name in given.keys() & setting_flags().keys() - of_an_engine}
     own["model"] = file
     return _validate(own, dict.fromkeys(given, "the command line or the environment"))
-
-
-def choose_cards(found: Devices, match: Match, needed: int, *, forced: bool) -> tuple[Devices, tuple[Decision, ...]]:
-    """The cards for a preset, those to be used first, with the reason where some of the machine's stay idle.
-
-    `forced`: cards of other kinds are treated as V100s.
-    """
-    suited = cards_for(found.gpus, match.capability, match.memory_gib, match.nvlink)
-    if forced:
-        suited += [device for device in found.gpus if device not in suited]
-    enough = [device for device in suited if device.memory_gib == match.memory_gib]
-    if len(enough) >= needed or not suited:
-        suited = enough or suited
-    used = suited[:needed]
-    idle = [device for device in found.gpus if device not in used]
-    if not idle or len(used) < needed:
-        return Devices(tuple(suited), found.reason), ()
-    others = ", ".join(f"GPU {device.index} {device}" for device in idle)
-    choice = ", ".join(f"GPU {device.index} {device.name}" for device in used)
-    kind = f"capability {match.capability} and {match.memory_gib} GiB"
-    reason = f"{needed} of {len(found.gpus)}, the first of {kind}; idle: {others}"
-    return Devices(tuple(suited), found.reason), (Decision("cards", choice, reason),)
-
-
-def smallest_card(devices: Devices, preset: Preset, gpus_needed: int) -> float | None:
-    """Nominal GiB of the smallest card used, the preset's where the machine has none; None on a preset without GPUs."""
-    if preset.match is None:
-        return None
-    used = [gpu.memory_gib for gpu in devices.gpus[: max(1, gpus_needed)]]
-    return min(used) if used else preset.match.memory_gib
 
 
 def _parallelism(values: Mapping[str, FlagValue]) -> int:
@@ -292,14 +281,14 @@ def _parallelism(values: Mapping[str, FlagValue]) -> int:
 
 def variable_name(flag: str) -> str:
     """The environment variable of a flag."""
-    return ENV_PREFIX + flag.upper().replace("-", "_")
+    return PREFIX + flag.upper().replace("-", "_")
 
 
 def _read_variables(environ: Mapping[str, str]) -> dict[str, FlagValue]:
     flags = {variable_name(name): flag for name, flag in all_flags().items()}
     values: dict[str, FlagValue] = {}
     for variable, text in environ.items():
-        if not variable.startswith(ENV_PREFIX):
+        if not variable.startswith(PREFIX):
             continue
         if variable not in flags:
             raise ConfigError(unknown_name("environment variable", variable, flags))

@@ -1,4 +1,4 @@
-"""A YAML file that is named on the command line, as a typed value."""
+"""Reads a YAML file that the command line names, as a typed value."""
 
 from pathlib import Path
 from typing import TypeVar
@@ -12,12 +12,12 @@ Content = TypeVar("Content", bound=BaseModel)
 
 
 def read_yaml(kind: type[Content], path: Path, flag: str) -> Content:
-    """What stands in the file at `path`.
+    """The content of the file at `path`.
 
     Args:
-        kind: what it must be.
+        kind: the type that it must have.
         path: the file.
-        flag: what named it, for errors.
+        flag: the flag that named it, for errors.
 
     Raises:
         ConfigError: missing or malformed; names the first key that is wrong.

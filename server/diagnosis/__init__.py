@@ -1,4 +1,4 @@
-"""Why an engine ended, in words a user can act on: a catalogue of patterns over what it left behind."""
+"""Diagnoses why an engine ended, in words that a user can act on: a catalogue of patterns for its last output."""
 
 from server.diagnosis.catalogue import Diagnosis, Ending, Fault, diagnose, load_catalogue
 

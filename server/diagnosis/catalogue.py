@@ -38,7 +38,7 @@ RETRIED: dict[Kind, bool] = {kind: kind not in {"configuration", "model"} for ki
 # What stands before a line's own text: "(EngineCore pid=7) ERROR 11-29 21:39:27 [core.py:12] ", each part optional.
 _HEAD = re.compile(r"^(?:\([^)]*\) *)*(?:(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) [\d-]+ [\d:]+ \[[^\]]*\] )?")
 # Lines that say themselves that nothing failed: of logging, and of torch's own log ("W1201 03:51:18 …"). Python's
-# `warnings` are not among them: torch tells so why it found no GPU.
+# `warnings` are not among them: torch reports with them why it found no GPU.
 _HARMLESS = re.compile(r"^(?:\([^)]*\) *)*(?:(?:DEBUG|INFO|WARNING)\b|(?:\[rank\d+\]:)?\[?[IVW]\d{4} )")
 
 
@@ -47,7 +47,7 @@ class _Strict(BaseModel):
 
 
 class Evidence(_Strict):
-    """A `file` below site-packages that words the message with `text`."""
+    """A `file` below site-packages that has the message's `text`."""
 
     file: str = Field(min_length=1)
     text: str = Field(min_length=1)
@@ -83,14 +83,14 @@ class Entry(_Strict):
         return RETRIED[self.kind] if self.retry is None else self.retry
 
     def find(self, ending: "Ending") -> str | None:
-        """The line, the fault or the way of ending that this entry matches, in words that are no client's."""
+        """The line, fault or exit that this entry matches, without any client's text."""
         if self.also and not any(re.search(self.also, line) for line in ending.lines):
             return None
         for line in ending.lines:
             if any(re.search(pattern, line) for pattern in self.lines):
                 return line
         for fault in ending.faults:
-            # From its beginning: what a client wrote stands, if at all, within a message.
+            # From its beginning: a client's text can only be inside a message.
             if any(re.match(pattern, text) for pattern in self.lines for text in fault.beginnings):
                 return str(fault)
         return ending.exit if self.exit and re.search(self.exit, ending.exit) else None
@@ -105,7 +105,7 @@ class Catalogue(_Strict):
 
 @dataclass(frozen=True)
 class Fault:
-    """What ended a process of the engine: an exception of `type`; without one, `message` is the engine's own words."""
+    """The cause of a process's end: an exception of `type`; without a type, `message` is the engine's own text."""
 
     type: str
     message: str
@@ -117,16 +117,16 @@ class Fault:
         return (self.message, f"{bare}: {self.message}", f"{self.type}: {self.message}")
 
     def __str__(self) -> str:
-        """In words that are no client's: an exception's message may repeat what one wrote."""
+        """Without any client's text: an exception's message may repeat it."""
         return f"{self.type} (its message is in the log)" if self.type else self.message
 
 
 @dataclass(frozen=True)
 class Ending:
-    """What is known of an engine's end: `exit` in the supervisor's words, and what its processes left behind.
+    """The known facts of an engine's end: `exit` as the supervisor describes it, and its processes' reports.
 
-    lines: of its log, without their heads; none once it has served, since clients' words may stand in them.
-    faults: what its processes told of themselves.
+    lines: of its log, without their heads; none once it has served, since they may contain clients' text.
+    faults: reports by its processes.
     """
 
     exit: str

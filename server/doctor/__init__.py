@@ -1,7 +1,8 @@
-"""`voltserve doctor`: what on this machine will stop or slow an engine, before one is started. Works without a GPU.
+"""`voltserve doctor`: finds what will stop or slow an engine on this machine, before one is started. Works without a
+GPU.
 
-Reading and judging are apart: `nvml`, `pci`, `host`, `disk` and `trial` read, `gpus`, `board` and `checks` judge what
-was read.
+Reading and judging are separate: `nvml`, `pci`, `host`, `disk` and `trial` read; `gpu_findings`, `board` and `checks`
+judge the readings.
 """
 
 from collections.abc import Sequence

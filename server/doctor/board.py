@@ -1,4 +1,4 @@
-"""Checks of how cards sit in the machine: addresses, slots, NUMA nodes. Pure functions of what was read."""
+"""Checks of the cards' place in the machine: addresses, slots, NUMA nodes. Pure functions of the readings."""
 
 from collections.abc import Iterator, Sequence
 
@@ -6,8 +6,8 @@ from server.doctor.findings import Finding, Level
 from server.doctor.host import Host
 from server.doctor.nvml import Gpu, Reading
 from server.doctor.pci import LOST, NO_ADDRESSES, Card
+from server.units import GIB
 
-GIB = 2**30
 ABOVE_4G = 'Turn on "Above 4G Decoding" (or "Large BAR", "64-bit MMIO") in the BIOS, and boot by UEFI, without CSM'
 
 
@@ -41,29 +41,29 @@ def _addresses(cards: Sequence[Card], kernel_log: Sequence[str]) -> Iterator[Fin
             yield Finding(
                 "error", "bar", f"card {card.address}", "all its memory among the PCI addresses", got, ABOVE_4G
             )
-    told = next((line for line in kernel_log if NO_ADDRESSES.search(line)), "")
-    if told and not any(card.no_addresses for card in cards):
+    complaint = next((line for line in kernel_log if NO_ADDRESSES.search(line)), "")
+    if complaint and not any(card.no_addresses for card in cards):
         expected = "no complaint about PCI addresses"
-        yield Finding("warning", "bar", "kernel log", expected, told.strip(), f"If a card is missing: {ABOVE_4G}")
+        yield Finding("warning", "bar", "kernel log", expected, complaint.strip(), f"If a card is missing: {ABOVE_4G}")
 
 
 def _lost(kernel_log: Sequence[str]) -> Iterator[Finding]:
-    told = [line for line in kernel_log if LOST.search(line)]
-    if told:
+    lines = [line for line in kernel_log if LOST.search(line)]
+    if lines:
         remedy = "Reboot; if it comes again, check power cables, riser and slot, then cooling, then the card"
-        yield Finding("error", "lost", "kernel log", "no card lost since boot", told[-1].strip(), remedy)
+        yield Finding("error", "lost", "kernel log", "no card lost since boot", lines[-1].strip(), remedy)
 
 
 def _unseen(reading: Reading, cards: Sequence[Card]) -> Iterator[Finding]:
     ours = [card for card in cards if card.driver in {"", "nvidia", "nouveau"}]  # others are lent to virtual machines
     seen = {sysfs_address(gpu.pci) for gpu in reading.gpus}
     missing = [card.address for card in ours if card.address not in seen]
-    if not missing or (reading.problem and not reading.absent):  # a driver that does not answer is told elsewhere
+    if not missing or (reading.problem and not reading.absent):  # check_gpus reports a driver that does not answer
         return
     got = f"{', '.join(missing)} on the bus, but not in the driver"
     remedy = "`sudo dmesg | grep -iE 'nvrm|nouveau'` says why; nouveau must not be loaded"
     level: Level = "error"
-    if reading.absent:  # which a machine may do without, whatever shows its screen
+    if reading.absent:  # a machine may do without it, whichever card shows its screen
         level, remedy = "warning", "Install driver 535, 550, 570 or 580, and reboot, if they are to serve"
     yield Finding(level, "gpus", "GPUs", f"the {len(ours)} cards on the PCI bus", got, remedy)
 
@@ -95,7 +95,7 @@ def _width(gpu: Gpu, card: Card | None) -> Finding | None:
 
 
 def _generation(gpu: Gpu, card: Card | None) -> Finding | None:
-    """An idle card lowers the generation to save power, so what it is now counts only under load."""
+    """An idle card lowers the generation to save power, so the present one counts only under load."""
     if gpu.pcie_generation is None:
         return None
     now, with_slot = gpu.pcie_generation

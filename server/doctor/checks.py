@@ -1,15 +1,15 @@
-"""Checks of the machine, the disk, and what was tried on the GPUs: pure functions of what was read."""
+"""Checks of the machine, the disk, and the trials on the GPUs: pure functions of the readings."""
 
 from collections.abc import Iterator, Sequence
 
+from server.config.devices import V100
 from server.doctor.disk import Disk
 from server.doctor.findings import Finding, Level
-from server.doctor.gpu_findings import CAPABILITY
 from server.doctor.host import Host
 from server.doctor.nvml import Gpu
 from server.doctor.trial import Trial
+from server.units import GIB
 
-GIB = 2**30
 SHARED_MEMORY = 8 * GIB  # the documents' --shm-size 16g is twice what NCCL and vLLM were seen to need
 OPEN_FILES = 4096
 SLOW_DISK = 200e6  # bytes a second; a good hard disk
@@ -23,7 +23,7 @@ def check_engine(gpus: Sequence[Gpu], *, cpu_engine: bool) -> Iterator[Finding]:
     if not cpu_engine and not gpus:
         remedy = "`make setup ENGINE=cpu` installs the CPU engine; with a card, look at the driver"
         yield Finding("error", "engine", "engine", "a card for vLLM's CUDA build", "no card", remedy)
-    elif cpu_engine and any(gpu.capability == CAPABILITY for gpu in gpus):
+    elif cpu_engine and any(gpu.capability == V100 for gpu in gpus):
         remedy = "`make setup ENGINE=gpu` installs the engine that uses them"
         yield Finding("warning", "engine", "engine", f"vLLM's CUDA build for {cards}", "vLLM's CPU build", remedy)
     else:
@@ -48,7 +48,7 @@ def _shared_memory(host: Host, gpus: int) -> Finding:
     size = host.shared_memory or 0
     got = f"{size / GIB:.2f} GiB"
     expected = f"{SHARED_MEMORY / GIB:.0f} GiB for several GPUs"
-    # One engine process uses little of it; several exchange tensors through it.
+    # One engine process uses little shared memory; several exchange tensors through it.
     if size >= (SHARED_MEMORY if gpus > 1 else 64 * 2**20):
         return Finding("ok", "shm", "shared memory", expected, got)
     level: Level = "error" if gpus > 1 and size < GIB else "warning"
@@ -102,7 +102,7 @@ def check_disk(disk: Disk, start_timeout: float) -> Iterator[Finding]:
     kind = {None: "unknown kind", True: "hard disk", False: "SSD"}[disk.rotational]
     name = f"{disk.device}, {kind}" if disk.device else f"{kind}: a network or overlay file system"
     if disk.rotational and disk.speed > FASTEST_HARD_DISK:
-        # Virtual disks say that they rotate, whatever is under them.
+        # Virtual disks report that they rotate, whatever the real disk is.
         yield Finding("ok", "disk", "model's disk", "an SSD", f"{name} by its own account, but faster than any")
     elif disk.rotational:
         remedy = "Copy the model to an SSD: it loads in a fraction of the time"

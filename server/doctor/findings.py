@@ -1,4 +1,4 @@
-"""What doctor finds."""
+"""A finding of doctor."""
 
 from dataclasses import asdict, dataclass
 from typing import Literal
@@ -8,7 +8,7 @@ Level = Literal["ok", "info", "warning", "error"]
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing looked at. error: serving will fail or go wrong; warning: slower or at risk; info: worth knowing.
+    """The result of one check. error: serving will fail or go wrong; warning: slower or at risk; info: worth knowing.
 
     `what` names it, such as "GPU 0"; `remedy` is empty where there is nothing to do.
     """

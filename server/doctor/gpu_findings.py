@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 
+from server.config.devices import V100
 from server.doctor.findings import Finding, Level
 from server.doctor.nvml import Gpu, Pair, Reading
 
-CAPABILITY = "7.0"
 HOT = 85  # °C, where a V100 starts to slow down
 WARM = 80
 # CUDA 12.8's minor-version compatibility starts at driver 525.60; R580 is the last branch that drives Volta.
@@ -15,7 +15,7 @@ BUSY = 512 * 2**20  # bytes in use before anything of ours runs
 
 
 def check_gpus(reading: Reading) -> Iterator[Finding]:
-    """Everything that NVML tells, in order."""
+    """All checks of NVML's reading, in order."""
     if reading.absent:
         remedy = (
             "Without it only the CPU engine works. On a GPU host install driver 535, 550, 570 or 580; start containers "
@@ -60,8 +60,8 @@ def _capabilities(gpus: tuple[Gpu, ...]) -> Iterator[Finding]:
         yield Finding("warning", "capability", "GPUs", "GPUs of one kind", got, remedy)
     for gpu in gpus:
         got = f"{gpu.capability} ({gpu.name}, {gpu.memory_total / 2**30:.1f} GiB)"
-        what, expected = f"GPU {gpu.index}", f"capability {CAPABILITY}"
-        if gpu.capability == CAPABILITY:
+        what, expected = f"GPU {gpu.index}", f"capability {V100}"
+        if gpu.capability == V100:
             yield Finding("ok", "capability", what, expected, got)
         else:
             remedy = "The presets and kernels are made and tuned for V100s; others may not work"

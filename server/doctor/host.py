@@ -1,4 +1,4 @@
-"""What doctor reads of the machine itself: limits, shared memory, container, port."""
+"""Reads the machine itself: limits, shared memory, container, port."""
 
 import os
 import resource
@@ -11,7 +11,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Host:
-    """Sizes in bytes. `shared_memory` is None without /dev/shm; `port_problem` is empty where the port can be had.
+    """Sizes in bytes. `shared_memory` is None without /dev/shm; `port_problem` is empty where the port is free.
     `locked_memory` is negative where it has no limit; `affinity` has the cores that this process may use.
 
     `device_nodes`: /dev/nvidia0, … that this process may open: a container has them only if it was started with GPUs.

@@ -1,4 +1,4 @@
-"""What NVIDIA's management library says of driver and GPUs, in plain values. Loads no CUDA."""
+"""Reads driver and GPUs from NVIDIA's management library, as plain values. Loads no CUDA."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -24,13 +24,13 @@ TOPOLOGY = {
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU. None where the card or driver does not say. Sizes in bytes, temperature in °C.
+    """One GPU. None where the card or driver does not report a value. Sizes in bytes, temperature in °C.
 
     `ecc_errors`: uncorrected since the driver was loaded, and ever; `retired`: pages retired for two-bit errors, and
     whether some wait for a reboot. `pcie_*`: now, and at most. `peers`: the PCI addresses at the other ends of its
-    NVLinks that are up, one a link. `processes`: (pid, bytes) of what computes on it. `slowdown`: °C at which the card
-    slows itself down. `fans`: 0 on a passive card. `power`: its limit now and by default, in watts. `bar1`: how much of
-    its memory others can reach. `busy`: whether it computed in the last moment.
+    active NVLinks, one per link. `processes`: (pid, bytes) of each process that computes on it. `slowdown`: °C at which
+    the card slows itself down. `fans`: 0 on a passive card. `power`: its limit now and by default, in watts. `bar1`:
+    bytes of its memory that other devices can reach. `busy`: whether it has just computed.
     """
 
     index: int

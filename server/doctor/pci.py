@@ -1,4 +1,4 @@
-"""What doctor reads of NVIDIA's cards on the PCI bus, driver or none: from sysfs, and from the kernel's log."""
+"""Reads NVIDIA's cards on the PCI bus, with or without a driver: from sysfs, and from the kernel's log."""
 
 import os
 import re
@@ -12,7 +12,7 @@ UNSET = 0x20000000  # IORESOURCE_UNSET: the kernel found no addresses for a regi
 GENERATIONS = {"2.5": 1, "5.0": 2, "5": 2, "8.0": 3, "8": 3, "16.0": 4, "16": 4, "32.0": 5, "32": 5, "64.0": 6}
 MOST_RECORDS = 50_000  # of the kernel's log; its buffer holds fewer
 
-# Lines of the kernel's log that say that a card's memory has no place among the PCI addresses.
+# Lines of the kernel's log about a card whose memory has no PCI addresses.
 NO_ADDRESSES = re.compile(
     r"NVRM: .*(?:PCI I/O region assigned to your NVIDIA device is invalid|BAR\d is 0M)"
     r"|pci [\da-f:.]+: BAR \d.*: (?:no space for|failed to assign|can't assign)"
@@ -22,10 +22,10 @@ LOST = re.compile(r"NVRM: .*(?:fallen off the bus|Xid \([^)]*\): 79\b)")
 
 @dataclass(frozen=True)
 class Card:
-    """One card by PCI address, such as 0000:1a:00.0. None where the system does not say.
+    """One card by PCI address, such as 0000:1a:00.0. None where the system does not report a value.
 
-    `driver`: the kernel module that has it, or empty. `no_addresses`: a region of it has no place. `width` and
-    `generation`: the card's own most, whatever its slot can do. `node`: the NUMA node it hangs on, `cores` that node's.
+    `driver`: the kernel module that drives it, or empty. `no_addresses`: one of its regions has no addresses. `width`
+    and `generation`: the card's own maximum, whatever the slot's. `node`: its NUMA node; `cores`: that node's cores.
     """
 
     address: str

@@ -1,4 +1,4 @@
-"""Runs the programs of `engine.probes` under a time limit: what they try may hang, and then nothing of them is left."""
+"""Runs the programs of `engine.probes` under a time limit. A trial may hang; then all its processes are killed."""
 
 import contextlib
 import json
@@ -17,7 +17,7 @@ LIMIT = 90.0  # seconds; importing torch and creating contexts on four GPUs take
 
 @dataclass(frozen=True)
 class Trial:
-    """What came of it: the program's `answer`, or why there is none. `problem` has its last line where it failed."""
+    """A trial's result: the program's `answer`, or the `problem` with its last line where it failed."""
 
     answer: dict[str, Any] = field(default_factory=dict)
     timed_out: bool = False

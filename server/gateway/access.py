@@ -21,9 +21,9 @@ _QUIET = frozenset({"/health", "/health/live", "/health/ready", "/metrics"})
 class AccessMiddleware:
     """Pure ASGI, so that it neither buffers a stream nor hides a client's going away.
 
-    Puts `request_id` into `scope["state"]`. Reads there `key`, the name of the API key, `model` and the tokens, where
-    they are known, and `outcome`, the status that the log and the metrics show where it is not the one sent (a stream
-    that broke off, a client that left). Behind a reverse proxy on an address among `trusted`, the client is whom
+    Puts `request_id` into `scope["state"]`. Reads `key` (the API key's name), `model` and the tokens there, where they
+    are known. `outcome` is the status for the log and the metrics where it differs from the one sent: for a stream that
+    broke off, or a client that left. Behind a reverse proxy on an address among `trusted`, the client is whom
     X-Forwarded-For names.
     """
 

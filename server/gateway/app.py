@@ -79,7 +79,7 @@ class Gateway:
         self.app: ASGIApp = AccessMiddleware(answering, self.metrics, config.forwarded_allow_ips)
 
     async def _described(self, _: Request) -> Response:
-        """`GET /openapi.json`, made anew only when other models are served."""
+        """`GET /openapi.json`; made again only when the served models change."""
         models = self._pool.models
         if models != self._documented[0]:
             self._documented = models, JSONResponse(document(self._config, models))
@@ -110,7 +110,7 @@ class Gateway:
         return [model for name, model in models.items() if client.may_ask_for(name)]
 
     async def close(self) -> None:
-        """Keeps what was counted. To be called when no request is left."""
+        """Saves the counts. Call it when no request is left."""
         if self._guard.ledger is not None:
             await self._guard.ledger.close()
 
@@ -118,7 +118,7 @@ class Gateway:
 class _Straight:
     """Sends a request for one of `straight`, by method and path, to its application at once, and others to `rest`.
 
-    FastAPI's middleware and routing cost a proxied request as much as all else that is done to it here.
+    FastAPI's middleware and routing would double the gateway's cost per proxied request.
     """
 
     def __init__(self, straight: dict[tuple[str, str], ASGIApp], rest: ASGIApp) -> None:
@@ -156,7 +156,7 @@ def _with_cors(app: ASGIApp, origins: tuple[str, ...]) -> ASGIApp:
 
 
 class LabelledRoute(Route):
-    """A route that, like FastAPI's own, puts itself into the scope: the log and the metrics read its template there."""
+    """A route that puts itself into the scope, as FastAPI's own do. The log and the metrics read its template there."""
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         """Starlette's matching."""

@@ -1,12 +1,13 @@
-"""HTTP requests to an engine over its socket, as lean as can be: every token of every stream passes here.
+"""A lean HTTP client for an engine's socket: every token of every stream passes through it.
 
-A general client costs several times as much a request and a chunk (docs/log.md has the figures). No two requests share
-a connection at a time, so that closing it cancels exactly one. A connection is used again only after a whole response
-that is no error.
+A general client costs several times as much per request and per chunk (docs/log.md has the figures). Requests never
+share a connection at a time, so closing one cancels exactly one request. A connection is reused only after a complete
+response that is no error.
 
-The engine is told never to close an idle connection (server/config/render.py). Yet its server closes one after a
-response if anything was raised meanwhile. A request put on it just then is asked once more, on a new connection, if the
-engine cannot have begun it: the kernel resets a connection whose owner closes it with bytes unread, and only then.
+The engine is configured never to close an idle connection (server/config/render.py). Yet its server closes one after a
+response if an exception was raised meanwhile. A request sent at that moment is repeated on a new connection, if the
+engine cannot have begun it. The sign is a reset: the kernel sends one exactly when the owner closes a connection with
+unread bytes.
 """
 
 import asyncio
@@ -17,9 +18,9 @@ from typing import Any, Protocol
 
 import httptools
 
-LAST_WORDS = 0.1  # seconds in which what a failed engine wrote is still read
-CONNECT_LIMIT = 3.0  # seconds in which another machine must take a connection
-HIGH_WATER = 2**18  # bytes of a response that wait for a slow client before the engine is made to wait
+LAST_WORDS = 0.1  # seconds in which a failed engine's last output is still read
+CONNECT_LIMIT = 3.0  # seconds within which another machine must accept a connection
+HIGH_WATER = 2**18  # bytes that may wait for a slow client before reading from the engine pauses
 Headers = list[tuple[bytes, bytes]]
 
 
@@ -32,13 +33,13 @@ class _UnreadError(EngineGoneError):
 
 
 class Answer(Protocol):
-    """An engine's response whose head has come."""
+    """An engine's response, once its head has arrived."""
 
     status: int
     headers: Headers
 
     def chunks(self) -> AsyncIterator[bytes]:
-        """The body as it comes. Raises EngineGoneError where it breaks off."""
+        """The body as it arrives. Raises EngineGoneError where it breaks off."""
 
 
 # Method, target and header fields (without those of the connection) and the body.
@@ -48,7 +49,7 @@ Exchange = Callable[[str, bytes, Headers, bytes], "contextlib.AbstractAsyncConte
 class EngineSocket:
     """An `Exchange` with the engine that listens at a Unix socket's `path`.
 
-    Entering raises EngineGoneError where no response comes. Leaving before the response's end closes its connection.
+    Entering raises EngineGoneError where no response arrives. Leaving before the response's end closes its connection.
     """
 
     def __init__(self, path: str) -> None:
@@ -68,7 +69,7 @@ class EngineSocket:
             self._end(connection)
 
     async def _asked(self, request: bytes) -> "_Connection":
-        """A connection on which the request's response comes."""
+        """Sends a request; returns the connection once the response's head has arrived."""
         if self._idle:
             with contextlib.suppress(_UnreadError):
                 return await self._ask(self._idle.pop(), request)
@@ -91,12 +92,12 @@ class EngineSocket:
             connection.rest_or_close()
 
     def retire(self) -> None:
-        """From now on no connection rests, so that the engine's side sees which requests are left."""
+        """From now on no connection is kept idle, so that the engine's side sees which requests are left."""
         self._retired = True
         self.close()
 
     def close(self) -> None:
-        """Closes the connections that rest."""
+        """Closes the idle connections."""
         for connection in tuple(self._idle):
             connection.close()
 
@@ -104,11 +105,11 @@ class EngineSocket:
         """Ends every request under way with EngineGoneError, and closes all connections."""
         self._breaks += 1
         for connection in tuple(self._busy):
-            connection.give_up(reason)
+            connection.fail(reason)
         self.close()
 
     def break_off_soon(self, reason: str) -> None:
-        """The same, once what the engine wrote before has been read."""
+        """The same, once the engine's earlier output has been read."""
         asyncio.get_running_loop().call_later(LAST_WORDS, self.break_off, reason)
 
     async def _connect(self) -> "_Connection":
@@ -153,10 +154,10 @@ def _head(method: str, target: bytes, headers: Headers, length: int) -> bytes:
 
 
 class _Connection(asyncio.Protocol):
-    """A connection and the `Answer` that comes on it now, fed by the event loop and by httptools' parser.
+    """A connection and its present `Answer`, fed by the event loop and by httptools' parser.
 
     Args:
-        idle: the connections that rest, to which this one adds itself and from which it goes once it is closed.
+        idle: the idle connections. This one adds itself after a response, and removes itself when it closes.
     """
 
     def __init__(self, idle: "list[_Connection]") -> None:
@@ -170,7 +171,7 @@ class _Connection(asyncio.Protocol):
         self.status = 0
         self.headers: Headers = []
         self._asked = False
-        self._come: asyncio.Future[None] | None = None  # what `ask` waits for, and then `chunks`
+        self._arrived: asyncio.Future[None] | None = None  # `ask` waits for it, and then `chunks`
         self._parts: list[bytes] = []
         self._waiting = 0
         self._paused = False
@@ -180,15 +181,15 @@ class _Connection(asyncio.Protocol):
         self._error: EngineGoneError | None = None
 
     async def ask(self, request: bytes) -> None:
-        """Sends a request and returns once its response's head has come."""
+        """Sends a request and returns once the response's head has arrived."""
         self._asked = True
         self._send(request)
         while not self.status:
-            await self._news()
+            await self._wait_for_data()
 
     def _send(self, request: bytes) -> None:
-        """Writes at once: uvloop's transport would keep it until every task that is ready has run, so that of requests
-        that come in the same instant the engine would get the first only with the last.
+        """Writes at once. uvloop's transport would wait until every ready task has run. Of requests that arrive
+        together, the first would then leave only with the last.
         """
         sent = 0
         try:
@@ -201,17 +202,17 @@ class _Connection(asyncio.Protocol):
             self._transport.write(memoryview(request)[sent:])
 
     def greet(self, greeting: bytes) -> None:
-        """Sends what comes before the first request of a connection."""
+        """Sends the greeting before a connection's first request."""
         self._send(greeting)
 
-    def give_up(self, reason: str) -> None:
-        """Ends the request for whoever waits for it, as if the engine had gone."""
+    def fail(self, reason: str) -> None:
+        """Ends the request with an error, as if the engine had disconnected."""
         self._fail(reason)
         self.close()
 
     def rest_or_close(self) -> None:
-        """Ends the request: the connection rests if all of the response came and the engine keeps it open. After an
-        error vLLM's server often does not, and does not say so.
+        """Ends the request. The connection stays open if the response is complete and the engine keeps it open. After
+        an error vLLM's server often closes it without saying so.
         """
         if not self._may_rest or self.status >= 400 or self._transport.is_closing():
             self.close()
@@ -227,18 +228,18 @@ class _Connection(asyncio.Protocol):
         if self in self._idle:
             self._idle.remove(self)
 
-    async def _news(self) -> None:
+    async def _wait_for_data(self) -> None:
         if self._error is not None:
             raise self._error
-        self._come = self._loop.create_future()
-        await self._come
+        self._arrived = self._loop.create_future()
+        await self._arrived
 
-    def _tell(self) -> None:
-        if self._come is not None and not self._come.done():
-            self._come.set_result(None)
+    def _wake(self) -> None:
+        if self._arrived is not None and not self._arrived.done():
+            self._arrived.set_result(None)
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """What has come since the last chunk, as one."""
+        """Everything that arrived since the last chunk, as one chunk."""
         while True:
             if self._parts:
                 chunk = b"".join(self._parts)
@@ -251,7 +252,7 @@ class _Connection(asyncio.Protocol):
             elif self._complete:
                 return
             else:
-                await self._news()
+                await self._wait_for_data()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Called by the event loop."""
@@ -259,7 +260,7 @@ class _Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Called by the event loop."""
-        if not self._asked:  # an answer to nothing would be taken for that to the next request
+        if not self._asked:  # otherwise it would be taken for the next request's answer
             self.close()
             return
         try:
@@ -289,22 +290,22 @@ class _Connection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         """Called by the parser."""
         self.status = self._parser.get_status_code()
-        self._tell()
+        self._wake()
 
     def on_body(self, body: bytes) -> None:
         """Called by the parser."""
         self._parts.append(body)
         self._waiting += len(body)
-        self._tell()
+        self._wake()
 
     def on_message_complete(self) -> None:
         """Called by the parser."""
         self._complete = True
         self._may_rest = self._parser.should_keep_alive()
-        self._tell()
+        self._wake()
 
     def _fail(self, reason: str, cause: Exception | None = None) -> None:
         if not self._complete and self._error is None:
             unread = isinstance(cause, ConnectionError) and not self._begun
             self._error = (_UnreadError if unread else EngineGoneError)(reason)
-            self._tell()
+            self._wake()

@@ -20,14 +20,14 @@ FIGURES = (
     ("temperature_celsius", "GPU temperature", "temperature"),
     ("ecc_uncorrected_errors", "Uncorrected memory errors since the driver was loaded", "ecc_errors"),
 )
-KEPT_FOR = 1.0  # seconds; asking the driver again sooner tells nothing new
+KEPT_FOR = 1.0  # seconds; the driver has nothing new sooner
 
 log = structlog.get_logger("voltserve.gateway")
 
 
 @dataclass(frozen=True)
 class Reading:
-    """One GPU now: bytes, and °C where the card tells. `index` counts the engine's GPUs, after `replica/` where
+    """One GPU now: bytes, and °C where the card reports it. `index` counts the engine's GPUs, after `replica/` where
     engines are on several machines. `throttle`: what slows it (server/doctor/nvml.py). `problem`: why it cannot be
     read, of a card that is lost; nothing else is known then.
     """
@@ -77,7 +77,7 @@ class GpuMeter:
                 failed = True
                 log.warning("a GPU cannot be read", gpu=index, name=device.name, error=str(error))
                 readings.append(_lost(index, device, error))
-        if failed:  # a driver that was loaded anew must be asked from the beginning
+        if failed:  # a driver that was reloaded needs a new nvmlInit
             self._asked = False
             with contextlib.suppress(pynvml.NVMLError):
                 pynvml.nvmlShutdown()

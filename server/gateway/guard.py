@@ -1,4 +1,4 @@
-"""Who may ask, and how large a request may be. Everything here is decided before the engine hears of the request."""
+"""Decides who may ask, and how large a request may be, before the engine sees the request."""
 
 import contextlib
 import json
@@ -25,7 +25,7 @@ ENDED_EARLY = (499, 502)  # outcomes of requests that the client, or the engine,
 
 
 class Guard:
-    """Tells clients apart and bounds their requests.
+    """Identifies clients and bounds their requests.
 
     Raises:
         ConfigError: the file of API keys cannot be used.
@@ -44,7 +44,7 @@ class Guard:
 
     @contextlib.contextmanager
     def admitted(self, scope: Scope, *, generates: bool) -> Iterator[None]:
-        """One request, from its arrival to its end, when its tokens are booked.
+        """One request from its arrival to its end. Its tokens are booked at the end.
 
         Args:
             scope: the request's; `state` gets its `client`, at the end its `prompt_tokens` and `completion_tokens`.
@@ -200,7 +200,7 @@ async def read_body(content_length: bytes, receive: Receive, limit: int) -> byte
         limit: bytes.
 
     Raises:
-        APIError: 413, as soon as more than `limit` bytes are announced or have come.
+        APIError: 413, as soon as more than `limit` bytes are announced or received.
     """
     if content_length and int(content_length) > limit:
         raise _too_large(limit)

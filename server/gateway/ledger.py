@@ -45,7 +45,7 @@ class Ledger:
         return written + sum(one.tokens for (of, name, _), one in unwritten if (of, name) == (day, key))
 
     def seconds_to_midnight(self) -> int:
-        """Until 00:00 UTC, when budgets begin anew."""
+        """Seconds until 00:00 UTC, when budgets start again."""
         now = self._now()
         midnight = datetime.combine(now.date() + timedelta(days=1), datetime.min.time(), timezone.utc)
         return max(1, ceil((midnight - now).total_seconds()))
@@ -59,7 +59,7 @@ class Ledger:
             self._timer = asyncio.create_task(self._write_soon())
 
     async def close(self) -> None:
-        """Writes what waits. To be called when no request is left."""
+        """Writes the counts in memory. Call it when no request is left."""
         async with self._one_writer:
             if self._timer is not None:
                 self._timer.cancel()  # it sleeps, or waits for its turn to write

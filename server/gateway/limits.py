@@ -38,7 +38,7 @@ class _Use:
 
 
 class ClientLimits:
-    """Counts each client's requests. A bucket holds a minute's requests, all of which may come at once."""
+    """Counts each client's requests. A bucket holds a minute's requests, and all of them may arrive at once."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -103,7 +103,7 @@ class Admission:
         """Returns when the request may go to the engine; `leave` ends its stay.
 
         Raises:
-            APIError: 503 with Retry-After, where the queue is full or the turn did not come in time.
+            APIError: 503 with Retry-After, where the queue is full or the wait was too long.
         """
         if self.running < self.running_limit:
             self.running += 1

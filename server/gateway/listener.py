@@ -1,4 +1,4 @@
-"""uvicorn as the gateway runs it, with what it lacks: bounds on a request's head, and on how slowly one may come."""
+"""uvicorn as the gateway runs it, with bounds on a request's head and on the time that a request takes to arrive."""
 
 import asyncio
 import contextlib
@@ -19,12 +19,12 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from server.gateway.app import Gateway
 from server.gateway.errors import APIError
 
-# Bytes of request target and header fields, with four a field for what separates them. API keys and ids need a few
-# hundred. Of a head that is not over yet twice as much is kept, besides the read that it began in.
+# Bytes of request target and header fields, plus four per field for separators. API keys and ids need a few hundred. An
+# unfinished head may take twice as much, besides the read that it began in.
 MAX_HEAD = 32 * 2**10
-HEAD_TIMEOUT = 10.0  # seconds from a connection's, or a further request's, first byte to the end of the head
+HEAD_TIMEOUT = 10.0  # seconds from the first byte of a connection, or of a further request, to the end of the head
 LINGER = 2.0  # seconds for a client that still sends to read why it was refused (RFC 9112, 9.6)
-# What one connection may have waiting behind the request that is being answered, before it is read no further.
+# Limits per connection of requests that wait behind the one being answered. Beyond them, reading stops.
 MAX_WAITING_REQUESTS = 32
 MAX_WAITING_BYTES = 2**20
 
@@ -39,7 +39,7 @@ def http_server(gateway: Gateway, body_timeout: float) -> uvicorn.Server:
 
     Args:
         gateway: answers the requests.
-        body_timeout: seconds a request's body may take to come.
+        body_timeout: seconds within which a request's body must arrive.
     """
     refused = gateway.metrics.refused
     protocol = functools.partial(
@@ -70,7 +70,7 @@ class _Server(uvicorn.Server):
 
 
 class _Flow(FlowControl):
-    """uvicorn's, which a request's `receive` may not resume while `held`."""
+    """uvicorn's flow control. While `held`, a request's `receive` does not resume reading."""
 
     held = False
 
@@ -89,11 +89,11 @@ class _Phase(enum.Enum):
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """One client's connection. A request whose head is too large is refused with 431; one that comes too slowly with
-    408, or, before its first byte, by closing.
+    """One client's connection. A request whose head is too large is refused with 431. A request that arrives too slowly
+    is refused with 408; before its first byte, the connection is just closed.
 
-    Each phase of a request has a time by which it must be over. A request that comes whole, as nearly all do, costs no
-    timer beyond its connection's. Requests are answered in the order they came, refused ones too.
+    Each phase of a request has a deadline. Nearly all requests arrive in one piece and need no timer beyond their
+    connection's. Requests, refused ones included, are answered in order of arrival.
     """
 
     def __init__(self, *args: Any, body_timeout: float, on_refusal: Callable[[str], None], **kwargs: Any) -> None:
@@ -101,26 +101,30 @@ class BoundedProtocol(HttpToolsProtocol):
         self._body_timeout = body_timeout
         self._on_refusal = on_refusal
         self._phase = _Phase.BETWEEN
-        # Bytes of one head, line of a chunk's size, or trailer. Only reads that hold nothing else count: of others the
-        # parser does not say how they divide.
+        # Bytes of one head, chunk-size line, or trailer. Only reads that hold nothing else count: the parser does not
+        # say how other reads divide.
         self._unfinished = 0
-        self._moved = False  # whether the present read began or ended any of those, or held some of a body
-        self._again = b""  # the head of a request to change the protocol, without that wish
-        self._due: float | None = None  # when the present phase must be over; None: nothing is expected
+        self._progressed = False  # whether the present read began or ended any of those, or held a part of a body
+        self._repeated_head = b""  # the head of an upgrade request, without its upgrade field
+        self._deadline: float | None = None  # deadline of the present phase; None: nothing is expected
         self._timer: asyncio.TimerHandle | None = None
-        self._running: RequestResponseCycle | None = None  # what is being answered; `cycle` is what came last
+        self._running: RequestResponseCycle | None = (
+            None  # the request being answered; `cycle` is the last that arrived
+        )
         self._refusal: bytes | None = None  # the last response of this connection
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Called by the event loop."""
         super().connection_made(transport)
         self.flow = _Flow(transport)
-        self._due = self.loop.time() + HEAD_TIMEOUT
-        self._timer = self.loop.call_at(self._due, self._look)
+        self._deadline = self.loop.time() + HEAD_TIMEOUT
+        self._timer = self.loop.call_at(self._deadline, self._check_deadline)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Called by the event loop. uvicorn tells the request that came last; the one being answered must know, too."""
-        self._disarm()
+        """Called by the event loop. uvicorn notifies the last request that arrived; the one being answered is notified
+        here.
+        """
+        self._cancel_timer()
         self.pipeline.clear()
         if self._running is not None and not self._running.response_complete:
             self._running.disconnected = True
@@ -132,38 +136,38 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._refusal is not None:
             return  # read only so that the client gets to read its answer
         self._unset_keepalive_if_required()
-        if self._due is None:
-            self._due = self.loop.time() + HEAD_TIMEOUT
-        self._moved = False
+        if self._deadline is None:
+            self._deadline = self.loop.time() + HEAD_TIMEOUT
+        self._progressed = False
         try:
             self._feed(data)
         except httptools.HttpParserError as error:
             found = error.__context__  # what a callback raised
             self._refuse(found if isinstance(found, APIError) else _invalid("this is no HTTP/1.1 request"))
             return
-        if not self._moved:
+        if not self._progressed:
             self._unfinished += len(data)
             if self._unfinished > 2 * MAX_HEAD:
                 self._refuse(_head_too_large())
                 return
         if self.pipeline:
-            self._hold()
-        if self._due is not None and self._timer is None and not self.transport.is_closing():
-            self._timer = self.loop.call_at(self._due, self._look)
+            self._pause_when_full()
+        if self._deadline is not None and self._timer is None and not self.transport.is_closing():
+            self._timer = self.loop.call_at(self._deadline, self._check_deadline)
 
     def _feed(self, data: bytes) -> None:
-        """Parses, as if no request wished to change the protocol (RFC 9110, 7.8: a server may ignore that).
+        """Parses, as if no request asked for an upgrade (RFC 9110, 7.8: a server may ignore that).
 
-        The parser stops after the head of one that does, and would take its body for the other protocol. So a new one
-        gets the head once more, without the wish.
+        The parser stops after the head of an upgrade request, and would take its body for the other protocol. So a new
+        parser gets the head again, without the upgrade field.
         """
         while True:
             try:
                 self.parser.feed_data(data)
             except httptools.HttpParserUpgrade as stop:
                 self.parser = httptools.HttpRequestParser(self)
-                data = self._again + data[stop.args[0] :]
-                self._again = b""
+                data = self._repeated_head + data[stop.args[0] :]
+                self._repeated_head = b""
             else:
                 return
 
@@ -171,49 +175,49 @@ class BoundedProtocol(HttpToolsProtocol):
         """Called by the parser."""
         super().on_message_begin()
         self._phase = _Phase.HEAD
-        self._moved = True
+        self._progressed = True
         self._unfinished = 0
-        if self._due is None:
-            self._due = self.loop.time() + HEAD_TIMEOUT
+        if self._deadline is None:
+            self._deadline = self.loop.time() + HEAD_TIMEOUT
 
     def on_headers_complete(self) -> None:
         """Called by the parser, which ends with what is raised here."""
         if self._head_size() > MAX_HEAD:
             raise _head_too_large()
-        self._moved = True
+        self._progressed = True
         self._unfinished = 0
         version = self.parser.get_http_version()
         if self.parser.should_upgrade():
-            self._again = self._head_again(version)
+            self._repeated_head = self._head_without_upgrade(version)
             return
         _check_host(self.headers, version)
         self._phase = _Phase.BODY
-        self._disarm()
-        self._due = self.loop.time() + self._body_timeout
+        self._cancel_timer()
+        self._deadline = self.loop.time() + self._body_timeout
         super().on_headers_complete()
-        if not self.parser.should_keep_alive():  # uvicorn does not see `close` among other words, or in capitals
+        if not self.parser.should_keep_alive():  # uvicorn misses `close` in a list, or in capitals
             self.cycle.keep_alive = False
-        self.headers = []  # trailers go here, where nobody reads them: they are no header fields
+        self.headers = []  # collects trailers, which nobody reads: they are no header fields
 
     def on_body(self, body: bytes) -> None:
         """Called by the parser."""
-        self._moved = True
+        self._progressed = True
         self._unfinished = 0
         super().on_body(body)
 
     def on_chunk_header(self) -> None:
         """Called by the parser."""
-        self._moved = True
+        self._progressed = True
         self._unfinished = 0
 
     def on_message_complete(self) -> None:
         """Called by the parser."""
-        self._moved = True
+        self._progressed = True
         self._unfinished = 0
-        if self._again:
+        if self._repeated_head:
             return
         self._phase = _Phase.BETWEEN
-        self._due = None
+        self._deadline = None
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
@@ -221,7 +225,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.flow.held = False  # type: ignore[attr-defined]  # ours, see connection_made
         super().on_response_complete()
         if self.pipeline:
-            self._hold()
+            self._pause_when_full()
         if self._refusal is not None and not self.transport.is_closing():
             self._refuse_in_turn()
 
@@ -229,8 +233,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._running = cycle
         super()._start_asgi_task(cycle, app)
 
-    def _hold(self) -> None:
-        """Reads no further while much waits: a connection's requests are answered one after another."""
+    def _pause_when_full(self) -> None:
+        """Stops reading while many requests wait: a connection's requests are answered one after another."""
         waiting = sum(len(cycle.body) for cycle, _ in self.pipeline)
         if len(self.pipeline) >= MAX_WAITING_REQUESTS or waiting > MAX_WAITING_BYTES:
             self.flow.pause_reading()
@@ -241,7 +245,7 @@ class BoundedProtocol(HttpToolsProtocol):
             return len(self.url)
         return len(self.url) + 4 * len(self.headers) + sum(map(len, itertools.chain.from_iterable(self.headers)))
 
-    def _head_again(self, version: str) -> bytes:
+    def _head_without_upgrade(self, version: str) -> bytes:
         method = self.parser.get_method()
         if method == b"CONNECT":
             message = "CONNECT is not allowed: it is for proxies, and this server is none; ask it directly"
@@ -249,22 +253,24 @@ class BoundedProtocol(HttpToolsProtocol):
         fields = [b"%b: %b\r\n" % field for field in self.headers if field[0] != b"upgrade"]
         return b"%b %b HTTP/%b\r\n%b\r\n" % (method, self.url, version.encode(), b"".join(fields))
 
-    def _disarm(self) -> None:
+    def _cancel_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _look(self) -> None:
-        """Acts on what did not come in time. Where it is we who do not read, or who still answer, it gets more time."""
+    def _check_deadline(self) -> None:
+        """Acts where the deadline has passed. The deadline moves while reading is paused, or while an answer is under
+        way.
+        """
         self._timer = None
-        if self._due is None or self.transport.is_closing():
+        if self._deadline is None or self.transport.is_closing():
             return
         in_body = self._phase is _Phase.BODY
         answering = self.cycle is not None and not self.cycle.response_complete
         if self.flow.read_paused or (answering and not in_body):
-            self._due = self.loop.time() + HEAD_TIMEOUT
-        if self.loop.time() < self._due:
-            self._timer = self.loop.call_at(self._due, self._look)
+            self._deadline = self.loop.time() + HEAD_TIMEOUT
+        if self.loop.time() < self._deadline:
+            self._timer = self.loop.call_at(self._deadline, self._check_deadline)
         elif in_body and answering:
             message = f"the request body did not come within {self._body_timeout:g} s (--body-timeout)"
             self._refuse(APIError(408, "request_timeout", message))
@@ -275,12 +281,12 @@ class BoundedProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def _refuse(self, error: APIError) -> None:
-        """Answers what comes now with an error, once what came before is answered, and closes the connection."""
+        """Answers the present request with an error and closes the connection, once earlier requests are answered."""
         if self.transport.is_closing():
             return
         log.info("request refused", client=(self.client or ("?",))[0], status=error.status, code=error.code)
         self._on_refusal(error.code)
-        self._disarm()
+        self._cancel_timer()
         if self._phase is _Phase.BODY:
             cycle = self.cycle
             if cycle.response_started:  # a request has one response only

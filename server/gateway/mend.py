@@ -1,7 +1,7 @@
 """The errors of an engine as clients see them: in one form, short, whichever part of vLLM wrote them.
 
-The engine itself makes what is wrong with a request readable (engine/requests/errors.py). What is left comes from
-vLLM's own handlers and from its framework: an engine that dies, a route that the model does not have.
+The engine itself makes what is wrong with a request readable (engine/requests/errors.py). The remaining errors are from
+vLLM's own handlers and its framework: an engine that dies, a route that the model does not have.
 """
 
 import json

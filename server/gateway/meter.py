@@ -1,9 +1,9 @@
 """Counts one request's tokens from the engine's answer as it passes.
 
-The engine says how many in `usage`. A streamed completion has it only where the client asks for it, and then at its
-end, which a client that leaves never sees. So each streamed request is made to ask for it in every chunk
-(`continuous_usage_stats`), and what the client did not ask for is taken out again. The engine's flag
---enable-force-include-usage would do the same for requests whose tokens nobody counts.
+The engine reports them in `usage`. A streamed completion has it only where the client asks for it, and only at its end.
+A client that disconnects never receives that end. So each streamed request is changed to ask for it in every chunk
+(`continuous_usage_stats`). Parts that the client did not ask for are removed from the answer. The engine's flag
+--enable-force-include-usage would do the same, but also for requests whose tokens nobody counts.
 """
 
 import json
@@ -23,7 +23,7 @@ _CHOICES = re.compile(rb'"choices":\s?\[(?:\{"index":\s?(\d+))?')
 _DELTAS = re.compile(rb"^event: response\.[a-z_.]+\.delta\r?$", re.MULTILINE)
 _ENDS = re.compile(rb"^event: response\.(?:completed|incomplete|failed)\r?$", re.MULTILINE)
 _BOOL: TypeAdapter[bool | None] = TypeAdapter(bool | None)  # reads "true" and 1 as the engine does
-OVERLAP = 2048  # bytes that a `usage` may have come to when a chunk ends in it
+OVERLAP = 2048  # largest part of a `usage` that one chunk may end with, in bytes
 
 COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
 
@@ -37,7 +37,7 @@ class Meter:
         model: the name that its tokens are booked under.
 
     Attributes:
-        began: whether an answer other than an error has come.
+        began: whether an answer has begun that is no error.
     """
 
     def __init__(self, path: str, request: Mapping[str, Any], model: str) -> None:
@@ -76,7 +76,7 @@ class Meter:
             value = json.loads(body)
             options = {**(value["stream_options"] or {}), "include_usage": True, "continuous_usage_stats": True}
             return json.dumps({**value, "stream_options": options}).encode("utf-8")
-        # Prompts can be long: they are not written anew. The object has `stream` in it, so it is not empty.
+        # Prompts can be long, so the body is not serialized again. The object has `stream` in it, so it is not empty.
         return b"{" + _BOTH + b"," + body.lstrip(b" \t\r\n")[1:]
 
     async def chunks(self, answer: Answer) -> AsyncIterator[bytes]:

@@ -138,7 +138,7 @@ def without_families(text: str, families: set[str]) -> str:
 
 
 def joined(texts: Mapping[str, str]) -> str:
-    """Several engines' texts as one: each family once, its samples told apart by the label `replica`."""
+    """Several engines' texts as one: each family once, with the label `replica` on its samples."""
     heads: dict[str, dict[str, None]] = {}
     samples: dict[str, list[str]] = {}
     for name, text in texts.items():

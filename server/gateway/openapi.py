@@ -14,7 +14,7 @@ from server.gateway.routes import OWN, PROXIED, OwnRoute, ProxiedRoute
 
 SCHEMAS = Path(__file__).parents[1] / "static" / "schemas.yaml"
 
-# What the gateway, or the engine through it, answers other than 200, and why.
+# Statuses besides 200 that the gateway, or the engine through it, answers with, and why.
 ERRORS = {
     400: "The body is no JSON object, or holds more text or sequences than one request may, or the engine refuses it",
     401: "No valid API key, or one that has expired",
@@ -38,7 +38,7 @@ def document(config: Settings, models: list[str]) -> dict[str, Any]:
     """The document.
 
     Args:
-        config: whose limits are told.
+        config: has the limits that the document states.
         models: the names that requests can ask for.
     """
     components = {

@@ -51,11 +51,11 @@ class Upstream:
 
 
 class Pool:
-    """Engines, of which several may serve the same model.
+    """Engines. Several may serve the same model.
 
     Args:
         upstreams: the engines; at least one.
-        several: whether engines are told apart by name. One that is not gets every request, and judges names itself.
+        several: whether names distinguish the engines. One that is not gets every request, and judges names itself.
             None: there are several.
     """
 
@@ -79,8 +79,8 @@ class Pool:
         return sum(one.admission.waiting for one in self.upstreams)
 
     def choose(self, model: object, tried: Collection[Upstream] = ()) -> Upstream:
-        """The ready engine with the fewest requests among those that serve `model` and are none of `tried`; one on
-        another machine than these comes first. One engine alone gets every request, and judges names itself.
+        """The ready engine with the fewest requests among those that serve `model` and are none of `tried`; an engine
+        on another machine is preferred. One engine alone gets every request, and judges names itself.
 
         Raises:
             APIError: 400 or 404 where no engine serves the model, 503 where none that does is ready.

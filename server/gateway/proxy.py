@@ -1,9 +1,9 @@
 """Passes one request to the engine and its response back, chunk by chunk, and ends both sides together.
 
-A client that goes away closes the request to the engine at once, before or after the first byte, which makes the engine
-abort the sequence. An engine that goes away never looks like a normal end: it is a 502 before the first byte, an error
-event at the end of an event stream, and a broken connection otherwise. Where another engine serves the model, a request
-of which no byte of an answer has come goes to that one instead.
+When a client disconnects, the request to the engine is closed at once, before or after the first byte. The engine then
+aborts the sequence. When an engine disconnects, the client never sees a normal end. It gets a 502 before the first
+byte, an error event at the end of an event stream, and a broken connection otherwise. If no byte of the answer has
+arrived and another engine serves the model, the request goes to that engine instead.
 """
 
 import asyncio
@@ -29,18 +29,18 @@ _PER_CONNECTION = frozenset(
     b"connection keep-alive proxy-authenticate proxy-authorization te trailer transfer-encoding upgrade host "
     b"content-length expect".split()
 )
-# A client's credentials are for the gateway; the id is set anew.
+# A client's credentials are for the gateway; the gateway sets its own request id.
 _NOT_FOR_THE_ENGINE = _PER_CONNECTION | {b"authorization", b"cookie", b"x-request-id"}
-# Of a body that was read here it is known what it is; vLLM takes it under no other name.
+# A body that was read here is JSON; vLLM accepts it under no other content type.
 _OF_A_BODY = frozenset({b"content-type", b"content-encoding"})
 _NOT_FOR_THE_CLIENT = (_PER_CONNECTION | {b"date", b"server", b"x-request-id"}) - {b"content-length"}
 
-# Events must reach the client as they come: nginx else collects a response, and caches keep it.
+# Events must reach the client as they arrive. Otherwise nginx buffers a response, and caches keep it.
 _OF_EVENTS = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
-# How vLLM's streams tell an error after their beginning. Generated text cannot look so: JSON escapes its quotes.
+# How vLLM's streams report an error after their beginning. Generated text cannot look so: JSON escapes its quotes.
 _ERROR_EVENT = b'data: {"error"'
 
-ENGINES_TRIED = 3  # for one request; one that kills the engines it comes to must not kill them all
+ENGINES_TRIED = 3  # per request; a request that kills engines must not kill them all
 
 CLIENT_CLOSED = 499  # nginx's status for a request whose client went away; never sent, only logged and counted
 
@@ -48,7 +48,7 @@ log = structlog.get_logger("voltserve.gateway")
 
 
 class InFlight:
-    """Counts the requests at the engine, and tells when there are none."""
+    """Counts the requests at the engine, and lets others wait until there are none."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -147,10 +147,11 @@ class Proxy:
 
 
 async def _relay_answer(answer: Answer, upstream: Upstream, hold: bool, scope: Scope, send: Send) -> bool:
-    """Everything but the end. False where the connection must break instead of ending.
+    """Sends the answer, except its end. False where the connection must break instead of ending.
 
     Raises:
-        EngineGoneError: it went before anything was sent; with `hold` the head waits for the body's first byte.
+        EngineGoneError: it disconnected before anything was sent. With `hold`, the head waits for the body's first
+        byte.
     """
     headers = [field for field in answer.headers if field[0] not in _NOT_FOR_THE_CLIENT]
     is_event_stream = dict(headers).get(b"content-type", b"").startswith(b"text/event-stream")
@@ -190,7 +191,7 @@ async def _relay_answer(answer: Answer, upstream: Upstream, hold: bool, scope: S
 
 
 def _status_of(events: bytes) -> int:
-    """The status that the first error event names; 500 where it names none, or has not come whole."""
+    """The status in the first error event; 500 where it has none, or has not arrived as a whole."""
     line = events[events.index(_ERROR_EVENT) :].partition(b"\n")[0]
     try:
         code = json.loads(line.removeprefix(b"data: "))["error"]["code"]
@@ -216,8 +217,8 @@ def _engine_gone(error: EngineGoneError, upstream: Upstream) -> APIError:
 
 
 async def _while_the_client_stays(relay: Coroutine[Any, Any, None], receive: Receive) -> bool:
-    """Whether `relay` came to its end. It is cancelled, which leaves the queue or closes its connection to the engine,
-    once the client is gone.
+    """Whether `relay` finished. Once the client disconnects, `relay` is cancelled: it leaves the queue or closes its
+    connection to the engine.
     """
     relaying = asyncio.current_task()
     left = False

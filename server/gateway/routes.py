@@ -1,7 +1,7 @@
 """The gateway's routes as data: those proxied to an engine, and its own. No other route of the engine is reachable,
 least of all its admin's.
 
-`schemas` below are names in server/static/schemas.yaml, of which server/gateway/openapi.py makes the OpenAPI document.
+Schemas below are names in server/static/schemas.yaml. server/gateway/openapi.py makes the OpenAPI document from both.
 """
 
 from dataclasses import dataclass

@@ -47,7 +47,7 @@ def paragraph(text: str, kind: str = "") -> str:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], text: Sequence[int] = (0,)) -> str:
-    """A table; columns whose numbers are in `text` are words, the others figures."""
+    """A table; columns whose numbers are in `text` hold text, the others figures."""
 
     def row(cells: Sequence[str], tag: str) -> str:
         words = (' class="text"' if column in text else "" for column in range(len(cells)))
@@ -58,5 +58,5 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], text: Sequence[int
 
 
 def definitions(entries: Sequence[tuple[str, str]]) -> str:
-    """What words mean."""
+    """Terms and their meanings."""
     return "<dl>" + "".join(f"<dt>{escape(word)}</dt><dd>{escape(meaning)}</dd>" for word, meaning in entries) + "</dl>"

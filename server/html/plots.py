@@ -1,7 +1,7 @@
 """Plots as SVG inside a page: text stays text, and colours are the page's, so that they follow its colour scheme.
 
-matplotlib writes colours as numbers. Each colour here is a number that stands for a variable of the page's style sheet
-(server/html/document.py), and is replaced by it in what matplotlib wrote.
+matplotlib writes colours as numbers. Each number here stands for a variable of the page's style sheet
+(server/html/document.py), which replaces it in matplotlib's output.
 """
 
 import io
@@ -58,7 +58,7 @@ def figure(
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    logging.getLogger("matplotlib").setLevel(logging.WARNING)  # it tells when it has made its list of fonts
+    logging.getLogger("matplotlib").setLevel(logging.WARNING)  # it logs that it has made its list of fonts
     with mpl.rc_context(_STYLE):
         drawing = Figure(figsize=(width, height), layout="constrained")
         yield drawing, drawing.subplots(rows, columns, sharex="col", sharey="row", squeeze=False).tolist()

@@ -1,4 +1,4 @@
-"""From two readings to figures: pure functions."""
+"""Computes the figures from two readings: pure functions."""
 
 from collections import deque
 from collections.abc import Mapping
@@ -23,7 +23,8 @@ RESTARTS = "voltserve_engine_restarts_total"
 
 @dataclass(frozen=True)
 class Figures:
-    """What is shown. Rates a second since the look before, None at the first; `first_token` the mean then, in seconds.
+    """The figures that are shown. Rates are per second since the last reading, None at the first; `first_token` is the
+    mean in seconds.
 
     `running` requests are in the engine's batch, `waiting` in the engine, `queued` in the gateway. `cache`: the used
     part of the key/value cache, from 0 to 1; of several engines the fullest.
@@ -58,8 +59,8 @@ def figures(before: Reading | None, now: Reading) -> Figures:
     """What a reading says, and what has happened since the one before."""
     health, metrics = now.health, now.metrics
     gpus, lost_gpus = now.gpus, ""
-    if not gpus and health.get("gpus"):  # a service on another machine tells of its own
-        gpus = tuple(_told(gpu) for gpu in health["gpus"] if not gpu.get("problem"))
+    if not gpus and health.get("gpus"):  # a service on another machine reports its own
+        gpus = tuple(_gpu_of(gpu) for gpu in health["gpus"] if not gpu.get("problem"))
         lost = [f"GPU {gpu['index']}: {gpu['problem']}" for gpu in health["gpus"] if gpu.get("problem")]
         lost_gpus = "; ".join(lost)
     return Figures(
@@ -85,13 +86,13 @@ def figures(before: Reading | None, now: Reading) -> Figures:
     )
 
 
-def _told(gpu: Mapping[str, Any]) -> GpuReading:
+def _gpu_of(gpu: Mapping[str, Any]) -> GpuReading:
     names = ("index", "name", "memory_used", "memory_total", "temperature")
     return GpuReading(**{name: gpu[name] for name in names}, throttle=tuple(gpu.get("throttle", ())))
 
 
 def _rise(before: Reading | None, now: Reading, name: str) -> float | None:
-    """How much a counter grew; None where one look lacks it, or where the engine began anew in between."""
+    """How much a counter grew; None where one reading lacks it, or where the engine was restarted in between."""
     if before is None or name not in before.metrics or name not in now.metrics:
         return None
     rise = now.metrics.sum(name) - before.metrics.sum(name)
@@ -115,7 +116,7 @@ class History:
     rates: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))
 
     def add(self, rate: float | None) -> None:
-        """Takes one; a look that has none leaves no gap."""
+        """Adds a rate; a reading without one leaves no gap."""
         if rate is not None:
             self.rates.append(rate)
 

@@ -1,4 +1,4 @@
-"""One look at a service (`/health`, `/metrics`) and at this machine's GPUs (NVML)."""
+"""One reading of a service (`/health`, `/metrics`) and of this machine's GPUs (NVML)."""
 
 import time
 from collections.abc import Mapping
@@ -10,12 +10,12 @@ import httpx
 from server.doctor.nvml import THROTTLE_REASONS, ask
 from server.scrape import Metrics, ScrapeError, scrape
 
-LIMIT = 2.0  # seconds that one question may take: the view must go on while a server hangs
+LIMIT = 2.0  # seconds per question: the view must continue while a server hangs
 
 
 @dataclass(frozen=True)
 class GpuReading:
-    """One GPU now: bytes, °C where the card tells, and what slows it (server/doctor/nvml.py)."""
+    """One GPU now: bytes, °C where the card reports it, and the reasons that slow it (server/doctor/nvml.py)."""
 
     index: int
     name: str
@@ -58,7 +58,7 @@ class GpuReader:
                 count = self._nvml.nvmlDeviceGetCount()
                 self._handles = [self._nvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
             gpus = tuple(self._gpu(index, handle) for index, handle in enumerate(self._handles))
-        except self._error as error:  # no driver, or a GPU that fell off the bus: asked anew next time
+        except self._error as error:  # no driver, or a GPU that fell off the bus: asked again next time
             self._handles = None
             return (), str(error)
         return gpus, "" if gpus else "the NVIDIA driver reports no GPU"

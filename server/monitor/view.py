@@ -8,13 +8,13 @@ from rich.text import Text
 
 from server.monitor.figures import Figures, History
 from server.monitor.reading import GpuReading
+from server.units import GIB
 
 # NVIDIA's V100 slows down at 83 to 87 °C; the reference document says 85.
 WARM, HOT = 80, 85
 FULL = 0.95  # of the memory or the cache
 BAR = 24
 _STATES = {"ready": "bold green", "degraded": "bold yellow", "failed": "bold red", "no answer": "bold red"}
-_GIB = 2**30
 
 
 def picture(figures: Figures, history: History, url: str) -> Group:
@@ -61,11 +61,11 @@ def _load(figures: Figures, history: History) -> Table:
     waiting = Text(str(figures.waiting + figures.queued), "yellow" if figures.waiting + figures.queued else "default")
     rows.add_row("waiting", waiting, Text(f"{figures.waiting} in the engine, {figures.queued} in the queue", "dim"))
     rows.add_row("key/value cache", f"{figures.cache:.0%}", _bar(figures.cache))
-    told = [
+    counts = [
         f"{count} {what}" for count, what in ((figures.refused, "refused"), (figures.preempted, "preempted")) if count
     ]
-    if told:
-        rows.add_row("since the start", "", Text(", ".join(told), "yellow"))
+    if counts:
+        rows.add_row("since the start", "", Text(", ".join(counts), "yellow"))
     return rows
 
 
@@ -75,7 +75,7 @@ def _gpus(figures: Figures) -> Table | Text:
     rows = Table.grid(padding=(0, 2))
     for gpu in figures.gpus:
         used = gpu.memory_used / gpu.memory_total
-        memory = f"{gpu.memory_used / _GIB:.1f} / {gpu.memory_total / _GIB:.1f} GiB"
+        memory = f"{gpu.memory_used / GIB:.1f} / {gpu.memory_total / GIB:.1f} GiB"
         rows.add_row(str(gpu.index), gpu.name, _bar(used), memory, _temperature(gpu), _throttling(gpu))
     if figures.gpus_problem:
         rows.add_row("", Text(figures.gpus_problem, "bold red"))

@@ -1,26 +1,28 @@
-"""How far a plan is from what an engine that was started reports of itself, from its log."""
+"""Compares a plan with the figures in a started engine's log."""
 
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from server.units import GIB
+
 TOLERANCE = 0.05  # of what the engine reports
 
-GIB = 2**30
-# A start after a failure says everything anew.
+# A start after a failure logs every figure again.
 _RESTART = re.compile(r"restart scheduled")
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure that the engine reports once a rank.
+    """A figure that the engine reports once per rank.
 
     Attributes:
         name: what it is, with its unit.
         pattern: finds it in a line of the log, as text or JSON; group 1 is the number.
         unit: bytes or tokens of one.
-        of_ranks: which rank's is planned: weights of the fullest, the cache of the one that has least left.
+        of_ranks: picks the rank that the plan is about: the fullest for weights, the one with least memory left for the
+        cache.
         planned: the same from `voltserve plan --json`.
     """
 

@@ -2,8 +2,8 @@
 
 The cache is one pool of blocks. A block has `block_size` tokens of one layer in each of `pools` layers that lie side by
 side; layers of another kind (a sliding window, a recurrent state) take blocks of the same size from the same pool, in
-groups of `pools` layers. So a model with one kind of layer has one group, and a hybrid of 16 full and 48 recurrent
-layers has four groups of 16.
+groups of `pools` layers. So a model with one kind of layer has one group. A hybrid of 16 full and 48 recurrent layers
+has four groups of 16.
 """
 
 from dataclasses import dataclass
@@ -34,8 +34,8 @@ class Groups:
 class Cache:
     """The layout on one GPU.
 
-    `token_bytes`: one token of one attention layer. `page_bytes`: one block of one layer. `state_bytes`: what one
-    sequence needs in one recurrent layer, whatever its length; it takes a whole page.
+    `token_bytes`: one token of one attention layer. `page_bytes`: one block of one layer. `state_bytes`: the state of
+    one sequence in one recurrent layer, whatever its length; it takes a whole page.
     """
 
     block_size: int
@@ -56,11 +56,11 @@ class Cache:
         return max(0, available) // self.block_bytes
 
     def tokens(self, available: int) -> int:
-        """What the engine calls the cache's size: tokens for which every group has a block."""
+        """The cache's size as the engine reports it: tokens for which every group has a block."""
         return self.blocks(available) // self.groups.total * self.block_size
 
     def blocks_of_sequence(self, length: int, batched: int) -> int:
-        """Blocks of one sequence of `length` tokens, of which a step may compute `batched` more.
+        """Blocks of one sequence of `length` tokens, while a step computes up to `batched` more.
 
         A sliding window keeps the last window - 1 tokens and those just computed, and may start inside a block.
         """
@@ -110,7 +110,7 @@ def lay_out(model: Model, split: Split, dtype_bytes: int, block_size: int) -> Ca
 
 
 def _pools(counts: list[int]) -> int:
-    """Layers a group: the rarest kind's number, or the commonest's where the two are within half of each other."""
+    """Layers per group: the rarest kind's number, or the commonest's where that is less than 1.5 times as many."""
     return max(counts) if max(counts) < 1.5 * min(counts) else min(counts)
 
 

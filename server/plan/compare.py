@@ -1,4 +1,4 @@
-"""The ways to spread a model over GPUs of one kind, side by side, and which to take."""
+"""Compares the ways to split a model over GPUs of one kind, and recommends one."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -60,7 +60,7 @@ def recommend(options: Sequence[Option], gpus: int) -> Decision:
 
 
 def _obstacles(model: Model) -> Mapping[int, str]:
-    """For each tensor-parallel size what stands in its way, the first of each."""
+    """The first obstacle of each tensor-parallel size."""
     linears = {linear.name: (linear.rows, linear.columns) for linear in model.linears}
     group_size = max((linear.group_size for linear in model.linears), default=1)
     heads = {"num_attention_heads": model.heads, "num_key_value_heads": model.kv_heads}

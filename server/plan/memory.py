@@ -1,8 +1,8 @@
-"""Memory of one device: what the engine will take for what, and what is left for the key/value cache.
+"""Plans the memory of one device: the engine's parts, and the rest for the key/value cache.
 
-On a GPU the engine may use `utilization` of the card. Weights, the peak of activations and what libraries allocate
-while running come out of that share; the rest is the cache (vllm/v1/worker/gpu_worker.py, determine_available_memory).
-The CUDA context and NCCL's buffers are there before the engine measures, and must fit beside the share.
+On a GPU the engine may use `utilization` of the card. That share holds the weights, the peak of activations and the
+libraries' allocations; the rest is the cache (vllm/v1/worker/gpu_worker.py, determine_available_memory). The CUDA
+context and NCCL's buffers exist before the engine measures, and must fit beside the share.
 """
 
 from dataclasses import dataclass, replace
@@ -11,9 +11,7 @@ from typing import Literal
 from server.plan.cache import Cache, lay_out
 from server.plan.model import Model
 from server.plan.weights import Split, WeightForm, Weights, weights_per_gpu
-
-MIB = 2**20
-GIB = 2**30
+from server.units import GIB, MIB
 
 # Stated, not computed: typical of torch 2.10 with CUDA 12.8, not measured on a V100.
 CUDA_CONTEXT = 450 * MIB
@@ -39,9 +37,9 @@ class Device:
 class Run:
     """How the engine will run. `length` 0 asks for the longest that fits.
 
-    `batched`: the most tokens of a step. `embedding_bytes`: a number of an embedding and a head stored in 16 bits,
-    which the CPU kernels keep so in a quantized model, while everything else is in the engine's dtype. `cache_bytes`:
-    the cache's size where it is given, otherwise 0: what is left.
+    `batched`: the most tokens of a step. `embedding_bytes`: bytes per number of an embedding or head that is stored in
+    16 bits. In quantized models the CPU kernels keep those in 16 bits; everything else is in the engine's dtype.
+    `cache_bytes`: the cache's size where it is given; 0 means the rest of the memory.
     """
 
     length: int
@@ -58,7 +56,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Item:
-    """A part of the memory: its bytes, and how they come about."""
+    """A part of the memory: its bytes, and their formula."""
 
     name: str
     bytes: int
@@ -68,7 +66,7 @@ class Item:
 
 @dataclass(frozen=True)
 class Plan:
-    """One device's memory. `items` come out of `budget_bytes`, `outside` out of the rest; `problems`: what can't fit.
+    """One device's memory. `items` fill `budget_bytes`, `outside` fills the rest; `problems`: what can't fit.
 
     `short_of_memory`: nothing else is wrong, so that a larger card would do. `length` is the context that would be
     served; `longest` the longest at which all `run.sequences` fit together.
@@ -182,9 +180,10 @@ def _activations(model: Model, weights: Weights, run: Run, split: Split) -> Item
 
 
 def _load_peak(weights: Weights, run: Run) -> Item:
-    """All weights, and beside them the linear at hand once more.
+    """All weights, plus a second copy of the linear that is being loaded.
 
-    Where weights are dequantized, the packed ones go as the dense ones come, so that all but the last are gone then.
+    Where weights are dequantized, each packed tensor is freed once its dense one exists. So only the last one is there
+    twice.
     """
     extra = weights.largest
     what = "all weights + one linear's copy"

@@ -1,10 +1,10 @@
-"""A model split over machines: what each of them holds, and what crosses the network between two of them.
+"""A model that is split over machines: each one's share, and the traffic between two of them.
 
 A machine is a pipeline stage; tensor parallelism stays inside it, where its all-reduces do not meet the network.
-Between two stages go, for each token of a step, what vLLM's models hand on: the hidden state and the residual, both of
-the model's width in the engine's dtype. vLLM's Ray executor sends them whole from every rank of a stage to its twin in
-the next one (vllm/v1/executor/ray_executor.py, _compiled_ray_dag), so tensor parallelism multiplies the traffic. Not
-counted: the scheduler's output, some hundred bytes a request and step, and the tokens that come back.
+Per token of a step, a stage sends the hidden state and the residual to the next one, both of the model's width in the
+engine's dtype. vLLM's Ray executor sends them whole from every rank to its twin in the next stage
+(vllm/v1/executor/ray_executor.py, _compiled_ray_dag). So tensor parallelism multiplies the traffic. Not counted: the
+scheduler's output, some hundred bytes per request and step, and the tokens that return.
 """
 
 from dataclasses import asdict, dataclass
@@ -32,7 +32,7 @@ NO_STAGES = frozenset(
 
 @dataclass(frozen=True)
 class Stage:
-    """What one machine holds, on each of its GPUs: decoder layers [`first`, `last`], weights, and cache for a token."""
+    """One machine's share, per GPU: decoder layers [`first`, `last`], weights, and cache per token."""
 
     first: int
     last: int
@@ -43,7 +43,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Step:
-    """What one microbatch of `tokens` sends from a machine to the next, and how long that takes on a network."""
+    """The traffic of one microbatch of `tokens` from a machine to the next, and its time on a network."""
 
     name: str
     tokens: int

@@ -1,16 +1,18 @@
-"""From the merged configuration to what is planned: the device, how the engine will run, and the split over GPUs."""
+"""Derives a plan's inputs from the merged configuration: the device, the run, and the split over GPUs."""
 
 import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
 
+from server.config.cards import smallest_card
 from server.config.flags import FlagValue
 from server.config.presets import Preset
-from server.config.settings import Config, smallest_card
+from server.config.settings import Config
 from server.plan.cache import CPU_BLOCK, GPU_BLOCK
-from server.plan.memory import GIB, Device, Run
+from server.plan.memory import Device, Run
 from server.plan.model import Model
 from server.plan.weights import Split, WeightForm
+from server.units import GIB
 
 # Of a card's nominal size, what CUDA reports: 16160 of 16384 MiB on a V100 16 GB; a 32 GB one reports a little more.
 VISIBLE_SHARE = 16160 / 16384
@@ -42,7 +44,7 @@ def split_of(engine: Mapping[str, FlagValue]) -> Split:
 
 
 def run_of(config: Config, model: Model, device: Device, split: Split) -> Run:
-    """How the engine will run, with vLLM's defaults for what no flag says."""
+    """How the engine will run, with vLLM's defaults where there is no flag."""
     engine = config.engine
     on_gpu = device.kind == "gpu"
     dtype_bytes = _DTYPE_BYTES[str(engine.get("dtype", "auto"))]

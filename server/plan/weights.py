@@ -43,7 +43,7 @@ class Split:
 class Weights:
     """Bytes on one GPU: quantized linears in `linears`, everything else in `plain`; `largest` is the biggest linear.
 
-    `checkpoint` is what the stage's quantized linears take before the engine has done anything with them.
+    `checkpoint`: bytes of the stage's quantized linears as loaded, before the engine transforms them.
     """
 
     linears: int
@@ -64,7 +64,7 @@ def weights_per_gpu(model: Model, split: Split, form: WeightForm, dtype_bytes: i
 
 
 def stage_layers(layers: int, split: Split, stage: int) -> range:
-    """The decoder layers of a pipeline stage. As vLLM does it: what is left over goes to the stages before the last."""
+    """The decoder layers of a pipeline stage. As in vLLM, surplus layers go to the stages before the last."""
     each, left = divmod(layers, split.pipeline)
     sizes = [each] * split.pipeline
     for extra in range(left):

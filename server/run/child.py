@@ -16,11 +16,11 @@ import httpx
 
 from quant.progress import OnProgress, Progress, ignore_progress
 from server.errors import UserError
+from server.run.lifetime import EXIT_BY_SIGNAL
 
 POLL = 0.2  # seconds between two looks
 STOP_LIMIT = 60.0  # seconds after SIGTERM; serve's own drain and stop timeouts end well before
 END_LIMIT = 5.0  # seconds between serve's last answer and its end, where it ends by itself
-EXIT_BY_SIGNAL = 128  # plus the signal's number, as shells have it
 LAST_WORDS = "engine's last words"  # the supervisor's event with a line of the engine's
 LAST_LINES = 20  # of the log, in the error of a service that ended by itself
 
@@ -31,8 +31,8 @@ class ServiceFailedError(UserError):
     exit_code = 1
 
     def __init__(self, reason: str, diagnosis: Mapping[str, Any] | None = None) -> None:
-        told = f": {diagnosis['title']}. {' '.join(diagnosis['remedy'])}" if diagnosis else ""
-        super().__init__(f"{reason}{told}")
+        about = f": {diagnosis['title']}. {' '.join(diagnosis['remedy'])}" if diagnosis else ""
+        super().__init__(f"{reason}{about}")
         self.reason = reason
         self.diagnosis = diagnosis
 
@@ -58,7 +58,7 @@ class Service:
         return body if isinstance(body, dict) else {}
 
     def wait_until_ready(self, what: str = "starting", on_progress: OnProgress = ignore_progress) -> float:
-        """Waits for a first completion that worked; returns the seconds it took from this call on.
+        """Waits for a first completion that worked. Returns the seconds since this call.
 
         Raises:
             ServiceFailedError: the engine failed once, or serve ended. Its restarts are not waited for.
@@ -66,7 +66,7 @@ class Service:
         began = time.monotonic()
         while True:
             _check_alive(self.process, self.log)
-            body = self._told()
+            body = self._health_or_end()
             if body["state"] == "ready":
                 return time.monotonic() - began
             if body["state"] == "failed":
@@ -75,8 +75,8 @@ class Service:
             on_progress(Progress(what, 0, 1, "start", f"{phase}, {time.monotonic() - began:.0f} s"))
             time.sleep(POLL)
 
-    def _told(self) -> dict[str, Any]:
-        """The body of `/health`; where serve has just ended, that is the error."""
+    def _health_or_end(self) -> dict[str, Any]:
+        """The body of `/health`. Where serve has just ended, raises the reason."""
         try:
             return self.health()
         except ServiceFailedError:
@@ -139,8 +139,8 @@ def _running(flags: Sequence[str], log: Path, environ: Mapping[str, str], module
 
 @contextlib.contextmanager
 def _ended_by_signals() -> Iterator[None]:
-    """Makes SIGTERM and SIGHUP exceptions, as SIGINT is, so that what was started is stopped before this process ends.
-    What nohup has ignored stays ignored.
+    """Turns SIGTERM and SIGHUP into exceptions, as SIGINT is, so that children are stopped before this process ends.
+    SIGHUP stays ignored under nohup.
     """
 
     def end(number: int, _: object) -> NoReturn:
@@ -161,11 +161,16 @@ def _check_alive(process: "subprocess.Popen[bytes]", log: Path) -> None:
         return
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     records = [_record(line) for line in lines]
-    told = [record for record in records if record.get("event") == "diagnosis"]
-    if told:
+    diagnoses = [record for record in records if record.get("event") == "diagnosis"]
+    if diagnoses:
         words = "; ".join(str(record["line"]) for record in records if record.get("event") == LAST_WORDS)
-        docs = str(told[-1]["see"])
-        found = {"id": docs.partition("#")[2], "title": told[-1]["what"], "remedy": [told[-1]["remedy"]], "docs": docs}
+        docs = str(diagnoses[-1]["see"])
+        found = {
+            "id": docs.partition("#")[2],
+            "title": diagnoses[-1]["what"],
+            "remedy": [diagnoses[-1]["remedy"]],
+            "docs": docs,
+        }
         raise ServiceFailedError(f"serve ended with exit code {code}: {words}", found)
     last = "\n".join(map(_event, lines[-LAST_LINES:]))
     raise ServiceFailedError(f"serve ended with exit code {code}: {last}")
@@ -181,7 +186,7 @@ def _port(log: Path) -> int | None:
 
 
 def _event(line: str) -> str:
-    """A log line for people; a refusal of serve is no JSON and stays as it is."""
+    """A log line for people. A refusal by serve is no JSON and stays unchanged."""
     record = _record(line)
     return str(record["event"]) if "event" in record else line.removeprefix("voltserve: ")
 

@@ -1,4 +1,4 @@
-"""What the engine would decide on V100s, for `voltserve explain`: its own code is asked, in a process of its own."""
+"""The engine's decisions on V100s, for `voltserve explain`. The engine's own code makes them, in a separate process."""
 
 import json
 import subprocess
@@ -9,24 +9,24 @@ from typing import Any
 
 from quant.errors import QuantError
 from quant.jsonfile import read_object
+from server.config.devices import V100
 from server.config.presets import Match, find_preset, load_presets
 from server.config.render import OFF_VARIABLE, render_launch
 from server.config.settings import Config
 from server.decisions import Decision
 from server.plan.model import Model, NotPlannedError, read_model
 
-CAPABILITY = "7.0"
 EXPLAIN = ("-m", "engine.explain")
 LIMIT = 60.0  # seconds; torch's import takes a few
 
 
 def engine_decisions(config: Config) -> tuple[tuple[Decision, ...], str | None]:
-    """The engine's decisions for a preset of V100s, and what would stop it; nothing for other presets.
+    """The engine's decisions for a preset of V100s, and the problem that would stop it. Nothing for other presets.
 
-    A model whose files cannot be read is no reason to stop here: the preflight says what is wrong with it.
+    Unreadable model files are no error here: the preflight reports them.
     """
     match = find_preset(config.preset, load_presets()).match
-    if match is None or match.capability != CAPABILITY:
+    if match is None or match.capability != V100:
         return (), None
     directory = Path(config.model)
     try:
@@ -51,8 +51,10 @@ def engine_decisions(config: Config) -> tuple[tuple[Decision, ...], str | None]:
         return (Decision("the engine's choices", "not known", f"engine.explain: {lines[-1]}"),), None
     choices = json.loads(done.stdout)
     problem = next((choice["problem"] for choice in choices if choice["problem"]), None)
-    told = (Decision(choice["what"], choice["choice"], choice["reason"]) for choice in choices if not choice["problem"])
-    return tuple(told), problem
+    decisions = (
+        Decision(choice["what"], choice["choice"], choice["reason"]) for choice in choices if not choice["problem"]
+    )
+    return tuple(decisions), problem
 
 
 def question(config: Config, match: Match, model: Model, declared: Mapping[str, Any]) -> dict[str, Any]:

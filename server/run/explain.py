@@ -1,4 +1,4 @@
-"""`voltserve explain`: what serve would do, without starting anything."""
+"""`voltserve explain`: shows what serve would do, without starting anything."""
 
 import os
 import shlex
@@ -18,7 +18,7 @@ RUNTIME = Path("RUNTIME")  # stands for the private folder that serve makes
 def explain(config: Config) -> dict[str, Any]:
     """Settings and engine flags with their sources, decisions with reasons, the engine's command and environment.
 
-    `problem` is what would stop `serve`, or None, and `exit_code` what it would end with. Inherited variables are
+    `problem` would stop `serve`, or is None; `exit_code` is the exit code it would end with. Inherited variables are
     listed by name only; they are the user's.
     """
     own = {name: getattr(config, name.replace("-", "_")) for name in setting_flags()}
@@ -45,7 +45,7 @@ def explain(config: Config) -> dict[str, Any]:
 
 
 def _preflight(config: Config) -> tuple[tuple[Decision, ...], str | None, int]:
-    """What `serve` would decide before it starts the engine, what would stop it, and with which exit code."""
+    """The decisions of `serve` before it starts the engine, the problem that would stop it, and the exit code."""
     try:
         return preflight.check(config), None, 0
     except PreflightError as error:

@@ -1,7 +1,7 @@
 """`python -m server.run.healthcheck`, the container's HEALTHCHECK: exit code 0 while its server is ready.
 
-The address is found as `serve` finds it, from the environment and from the command line of process 1, which ends in
-`python -m server FLAGS`; so a container that was given --port is asked there.
+Like `serve`, it takes the address from the environment and from the command line of process 1, which ends in `python -m
+server FLAGS`. So it finds the port of a container with --port.
 """
 
 import ipaddress
@@ -14,7 +14,7 @@ from pathlib import Path
 from server.config.flags import parse_arguments
 from server.config.settings import Settings, all_flags, variable_name
 
-LIMIT_S = 8.0  # less than the HEALTHCHECK's own, so that the reason is told
+LIMIT_S = 8.0  # below the HEALTHCHECK's own, so that the reason is reported
 PROCESS_1 = Path("/proc/1/cmdline")
 MODULE = ["-m", "server"]
 
@@ -22,7 +22,7 @@ MODULE = ["-m", "server"]
 def address(command: Sequence[str], environ: Mapping[str, str]) -> tuple[str, int]:
     """Host and port to ask, from a command line that has `-m server` in it, and from its environment.
 
-    An address that stands for all of this machine's is asked on loopback.
+    A wildcard address is asked on loopback.
 
     Raises:
         ConfigError: the flags are malformed.

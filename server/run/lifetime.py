@@ -1,4 +1,4 @@
-"""What a process that serves needs from its start to its end: signals, a private folder, enough open files."""
+"""Needs of every process that serves: signals, a private folder, enough open files."""
 
 import asyncio
 import contextlib
@@ -61,7 +61,8 @@ async def first_done(*awaitables: Awaitable[object], limit: float | None = None)
 
 @contextlib.contextmanager
 def runtime_folder() -> Iterator[Path]:
-    """A private folder (mode 0700) for the engine's sockets, removed at the end; those of killed processes go, too.
+    """A private folder (mode 0700) for the engine's sockets, removed at the end. Folders of killed processes are
+    removed too.
 
     Raises:
         PreflightError: it cannot be made, or its path is too long for a Unix socket.
@@ -86,9 +87,9 @@ def runtime_folder() -> Iterator[Path]:
 
 
 def _owned(folder: Path) -> int:
-    """Marks a folder as this process's: a locked file in it, whose lock the kernel drops when the process ends.
+    """Marks a folder as this process's by a locked file in it. The kernel drops the lock when the process ends.
 
-    The file gets its name once it is locked, so that nobody finds it unlocked.
+    The file gets its name after it is locked, so no other process finds it unlocked.
     """
     lock = os.open(folder / f".{_OWNER}", os.O_CREAT | os.O_EXCL | os.O_RDONLY, 0o600)
     try:
@@ -101,7 +102,7 @@ def _owned(folder: Path) -> int:
 
 
 def _remove_abandoned(parent: Path) -> None:
-    """Removes this user's runtime folders whose process is gone. What is not surely one of them stays."""
+    """Removes this user's runtime folders whose process has ended. Doubtful folders stay."""
     for folder in parent.glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError):
             found = folder.lstat()  # a link is no folder

@@ -1,4 +1,4 @@
-"""What can be known to fail before anything starts: the model directory, the GPUs, the port."""
+"""Checks that find failures before anything starts: the model directory, the GPUs, the port."""
 
 import importlib.util
 import socket
@@ -15,7 +15,8 @@ from server.run import servable
 
 
 def check(config: Config) -> tuple[Decision, ...]:
-    """Checks that the model can be served here, the number of GPUs, and that it fits them; returns what was decided.
+    """Checks that the model can be served here, that there are enough GPUs, and that it fits them. Returns the
+    decisions.
 
     Raises:
         PreflightError: serving cannot work; says what was found and what to do.
@@ -29,7 +30,7 @@ def check(config: Config) -> tuple[Decision, ...]:
 
 
 def check_speculation(config: Config, seen: Examination) -> None:
-    """Checks that drafting has the layers it drafts with, and that the model's layers can take back rejected tokens.
+    """Checks that the model has draft layers, and that its layers can undo rejected tokens.
 
     Raises:
         PreflightError: --speculative-config asks for what this model cannot do.
@@ -84,7 +85,7 @@ def check_ray(config: Config) -> None:
 
 
 def other_quantization(seen: Examination) -> Decision | None:
-    """What computes a model that is quantized otherwise than NVFP4."""
+    """The decision for a model in another quantization than NVFP4."""
     if seen.other is None or seen.target.device == "gpu":
         return None
     name, other = seen.other
@@ -92,7 +93,7 @@ def other_quantization(seen: Examination) -> Decision | None:
 
 
 def check_memory(config: Config) -> Decision | None:
-    """Checks that the memory plan fits the GPUs; returns what came of it. Without GPUs nothing is planned.
+    """Checks that the memory plan fits the GPUs; returns the decision. Without GPUs nothing is planned.
 
     Raises:
         PreflightError: it does not fit (--memory-plan warn only returns that), or the model's files are broken.
@@ -118,7 +119,7 @@ def check_memory(config: Config) -> Decision | None:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A bound socket, not yet listening, so that a taken port is known before the engine starts.
+    """A bound socket that does not listen yet. So a used port fails before the engine starts.
 
     Raises:
         PreflightError: the address cannot be had.

@@ -5,18 +5,18 @@ from pathlib import Path
 from quant.errors import QuantError
 from quant.formats.others import Device
 from quant.verify.servable import Examination, Target, examine
-from server.config.devices import find_devices
+from server.config.devices import V100, find_devices
 from server.config.presets import Preset, find_preset, load_presets
 from server.config.settings import Config, engine_is_cpu_build
 from server.errors import ConfigError, ModelRefusedError, PreflightError
-from server.run.engine_decisions import CAPABILITY, engine_decisions
+from server.run.engine_decisions import engine_decisions
 
 
 def check(config: Config) -> Examination:
     """Examines the model for the devices that it is to be served on.
 
     Raises:
-        ModelRefusedError: it cannot be served; says what was found and what to do, in the words of `voltserve verify`.
+        ModelRefusedError: it cannot be served; says what was found and what to do, as `voltserve verify` does.
         PreflightError: the engine refuses it with these settings.
     """
     try:
@@ -31,7 +31,7 @@ def check(config: Config) -> Examination:
 
 
 def target_of(config: Config, preset: Preset) -> Target:
-    """Where a configuration serves, and what its flags say of the model's files."""
+    """The target of a configuration: its device, and its flags about the model's files."""
     flags = config.engine
     overrides = flags.get("hf-overrides")
     named = overrides.get("architectures") if isinstance(overrides, dict) else None
@@ -46,19 +46,21 @@ def target_of(config: Config, preset: Preset) -> Target:
 
 
 def device_of(config: Config, preset: Preset) -> Device:
-    """What the engine runs on: the cards found, the preset's where the machine has none."""
+    """The kind of device that the engine runs on: the cards found, or the preset's where the machine has none."""
     if preset.match is None:
         return "cpu"
     found = [gpu.capability for gpu in config.devices.gpus] or [preset.match.capability]
-    return "volta" if config.volta == "force" or CAPABILITY in found else "gpu"
+    return "volta" if config.volta == "force" or V100 in found else "gpu"
 
 
 def device_here() -> Device:
-    """What an engine of this machine would run on; V100s where none is installed, or they cannot be asked for."""
+    """The kind of device for an engine on this machine; V100s where no engine is installed, or the driver does not
+    answer.
+    """
     try:
         if engine_is_cpu_build():
             return "cpu"
         found = [gpu.capability for gpu in find_devices().gpus]
     except (ConfigError, PreflightError):
         return "volta"
-    return "volta" if CAPABILITY in found or not found else "gpu"
+    return "volta" if V100 in found or not found else "gpu"

@@ -36,10 +36,10 @@ log = structlog.get_logger("voltserve.serve")
 def serve(configs: Sequence[Config], module: str = ENGINE_MODULE) -> int:
     """Serves until SIGTERM, SIGINT or SIGHUP, or until no engine can ever work with these settings and models' files.
 
-    Returns the exit code: 0 after an orderly end, if no engine was down then; else that of the diagnosis.
+    Returns the exit code: 0 after an orderly end with no engine down; else the diagnosis' exit code.
 
     Args:
-        configs: one merged configuration an engine; the gateway's settings are the same in each.
+        configs: one merged configuration per engine; the gateway's settings are the same in each.
         module: the Python module that is the engine.
 
     Raises:
@@ -65,7 +65,7 @@ def serve(configs: Sequence[Config], module: str = ENGINE_MODULE) -> int:
 
 @dataclass(frozen=True)
 class _Plan:
-    """What one engine is started from, and who tells the person at the terminal of it."""
+    """One engine's inputs, and the reporter that shows its start on the terminal."""
 
     config: Config
     decisions: tuple[Decision, ...]
@@ -115,18 +115,18 @@ async def _run(plans: Sequence[_Plan], sock: socket.socket, module: str) -> int:
         gateway = Gateway(config, Pool([engine.upstream for engine in engines]))
         hopeless = asyncio.Event()
 
-        def judge(_: Status) -> None:
+        def check_hopeless(_: Status) -> None:
             if all(supervisor.status.lasting for supervisor in supervisors):
                 hopeless.set()
 
         for engine in engines:
             engine.supervisor.subscribe(gateway.metrics.observer(engine.upstream.name))
-            engine.supervisor.subscribe(judge)
+            engine.supervisor.subscribe(check_hopeless)
         http = http_server(gateway, config.body_timeout)
-        # What was made so far lives as long as the process: without it, looking for garbage takes no time that shows.
+        # Objects made so far live as long as the process. Excluding them makes garbage collection fast.
         gc.collect()
         gc.freeze()
-        signals = Signals(on_second=lambda: _hurry(supervisors, http))
+        signals = Signals(on_second=lambda: _kill_at_once(supervisors, http))
         sock.listen(BACKLOG)  # uvicorn does so later: until then clients would be refused
         log.info("listening", host=config.host, port=sock.getsockname()[1])
         serving = asyncio.create_task(http.serve(sockets=[sock]))
@@ -158,19 +158,19 @@ async def _run(plans: Sequence[_Plan], sock: socket.socket, module: str) -> int:
 
 
 def _break_off(exchange: EngineSocket, status: Status) -> None:
-    """Ends the requests at an engine that has failed; one that hangs would keep them until it is killed."""
+    """Ends the requests at a failed engine. A hanging engine would hold them until it is killed."""
     if status.state is State.FAILED:
         exchange.break_off_soon("it was given up")
 
 
 def _exit_code(last: Status) -> int:
-    """0 unless the engine had failed and not come back when the end came: then that of its diagnosis."""
+    """0 unless the engine was down at the end: then its diagnosis' exit code."""
     if last.last_exit is None or last.state in {State.READY, State.DEGRADED}:
         return 0
     return last.diagnosis.exit_code if last.diagnosis else UNKNOWN_EXIT_CODE
 
 
-def _hurry(supervisors: Sequence[Supervisor], http: uvicorn.Server) -> None:
+def _kill_at_once(supervisors: Sequence[Supervisor], http: uvicorn.Server) -> None:
     for supervisor in supervisors:
         supervisor.kill()
     http.force_exit = True

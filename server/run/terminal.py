@@ -1,4 +1,4 @@
-"""What a person at the terminal sees while the engine loads, and when it is ready."""
+"""Shows a person at the terminal how the engine loads, and when it is ready."""
 
 import contextlib
 import json
@@ -61,7 +61,7 @@ class LogReporter:
     def show(self, status: Status) -> None:
         """Takes the supervisor's new status."""
         if status.state is State.READY and self._state is State.WARMING:
-            self._tell_ready()
+            self._report_ready()
         self._state = status.state
         if status.progress is None or status.state not in _STARTING:
             return
@@ -73,7 +73,7 @@ class LogReporter:
         known = {name: value for name, value in progress.items() if value is not None}
         log.info("loading", phase=self._phase, elapsed=round(status.start_elapsed, 1), **known)
 
-    def _tell_ready(self) -> None:
+    def _report_ready(self) -> None:
         if self._config.log_format == "json":
             log.info("ready", url=f"{self._url}/v1", models=self._config.served_model_name)
             log.info("try", command=trial(self._config, self._url))
@@ -147,7 +147,9 @@ Reporter = LogReporter | LiveReporter
 
 
 def reporter(config: Config, url: str) -> Reporter:
-    """The reporter for where stderr goes. Several engines share no live line: each logs. A log of JSON has none."""
+    """The reporter that suits stderr. Several engines cannot share a live line, so each logs. A JSON log has no live
+    line.
+    """
     console = Console(stderr=True)
     if config.name or config.log_format == "json":
         return LogReporter(config, url)

@@ -1,4 +1,4 @@
-"""Questions to a running service, and when its answers are wrong: bounds wide enough for any model that works.
+"""Questions to a running service, and bounds for its answers that every working model keeps.
 
 A model whose weights were read wrongly answers with words of all languages, broken characters or one word for ever; the
 nearer it is to guessing, the nearer its perplexity on plain English is to its vocabulary's size. A small model that
@@ -14,6 +14,7 @@ import httpx
 
 from quant.evaluate.long_output import PROMPTS, LongOutputResult, write_long
 from quant.progress import OnProgress
+from server.environment import API_KEY
 from server.run.child import Service, ServiceFailedError
 from server.scrape import Metrics
 from server.smoke.steps import Result, Verdict, worst
@@ -22,7 +23,7 @@ PLAIN_ENGLISH = (
     "The sun rises in the east and sets in the west. Water boils when it is heated and freezes when it is cold. "
     "In spring the days grow longer, the snow melts, and the farmers begin to work in their fields again."
 )
-MAX_PERPLEXITY = 100.0  # SmolLM2-135M in 4 bits has 17 on it; a model that guesses, its vocabulary's size
+MAX_PERPLEXITY = 100.0  # SmolLM2-135M in 4 bits has 17 on it; a guessing model has its vocabulary's size
 LONG_TOKENS = 300
 LONG_PROMPTS = tuple(next(one for one in PROMPTS if one.language == language) for language in ("en", "zh"))
 MAX_BROKEN = 0.02  # of the characters; the last one of a text may be cut
@@ -36,7 +37,7 @@ REQUESTS = "voltserve_requests_total"
 
 @dataclass
 class Conversation:
-    """Asks one service's model, and counts the tokens that it was told of."""
+    """Asks one service's model, and counts the tokens that its answers report."""
 
     service: Service
     model: str
@@ -49,7 +50,7 @@ class Conversation:
             ServiceFailedError: no answer, or none of the form that OpenAI's has.
         """
         body = {"model": self.model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, **more}
-        key = os.environ.get("VOLTSERVE_API_KEY", "")
+        key = os.environ.get(API_KEY, "")
         headers = {"authorization": f"Bearer {key}"} if key else {}
         try:
             answer = httpx.post(f"{self.service.url}/v1/completions", json=body, headers=headers, timeout=ANSWER_LIMIT)
@@ -115,7 +116,7 @@ def write_at_length(conversation: Conversation, on_progress: OnProgress) -> Resu
 
 
 def judge_long(found: LongOutputResult) -> Result:
-    """Whether long texts are a working model's. Loops and the other script in Chinese are only warned of."""
+    """Whether long texts are a working model's. Loops, and another script in Chinese, are only warnings."""
     verdicts: list[Verdict] = []
     details = []
     for output in found.outputs:
@@ -139,7 +140,7 @@ def judge_long(found: LongOutputResult) -> Result:
 
 
 def judge_metrics(before: Metrics, after: Metrics, tokens: int) -> Result:
-    """Whether the engine counted the tokens that answers were said to have, and has nothing left to do."""
+    """Whether the engine counted the same tokens as its answers report, and is idle."""
     missing = [name for name in (GENERATED, RUNNING, REQUESTS) if name not in after]
     if missing:
         return Result("error", f"/metrics lacks {', '.join(missing)}")

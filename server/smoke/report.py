@@ -28,8 +28,8 @@ def verdict_text(steps: Sequence[Step]) -> str:
     """The last line."""
     counts = [f"{sum(step.result.verdict == one for step in steps)} {one}" for one in ("error", "warning", "skipped")]
     verdict = verdict_of(steps)
-    told = {"error": "NOT ok", "warning": "ok, with warnings"}.get(verdict, "ok")
-    return f"{told}: {len(steps)} steps, {', '.join(counts)}"
+    summary = {"error": "NOT ok", "warning": "ok, with warnings"}.get(verdict, "ok")
+    return f"{summary}: {len(steps)} steps, {', '.join(counts)}"
 
 
 def as_dict(steps: Sequence[Step]) -> dict[str, Any]:

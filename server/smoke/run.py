@@ -19,7 +19,7 @@ from server.smoke.steps import Result, Step, take, worst
 
 SOURCE_MODEL = "smollm2"
 OnStep = Callable[[Step], None]
-# Of a model, in order; what comes after a step that failed and that it needs is skipped.
+# A model's steps in order. A step is skipped where an earlier step that it needs has failed.
 SERVED_STEPS = ("completions", "long outputs", "metrics", "stop")
 
 
@@ -34,11 +34,11 @@ class Smoke:
     steps: list[Step] = field(default_factory=list)
 
     def look_at_machine(self, model: Path | None) -> None:
-        """`doctor`, with the disk under the model where it is there already."""
+        """`doctor`, with the disk under the model where the model exists already."""
         self._take("doctor", "", lambda: _doctor(model if model is not None and model.is_dir() else None))
 
     def make_small_model(self, model: Path) -> None:
-        """Makes the small model as `make models/smollm2-nvfp4` does, where it is not there."""
+        """Makes the small model as `make models/smollm2-nvfp4` does, where it does not exist."""
         if not (model / "config.json").exists():
             self._take("make the model", str(model), lambda: _make_small_model(model, self.on_progress))
 
@@ -133,7 +133,7 @@ def _plan(arguments: Sequence[str]) -> Result:
 
 
 def _stop(service: Service) -> Result:
-    """Ends the service in order and looks whether anything of it is left."""
+    """Stops the service in order and checks that no process of it is left."""
     family = descendants(service.process.pid)
     began = time.monotonic()
     code = service.stop()

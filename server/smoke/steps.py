@@ -1,4 +1,4 @@
-"""A step of the smoke test, and what came of it."""
+"""A step of the smoke test, and its result."""
 
 import time
 from collections.abc import Callable, Sequence

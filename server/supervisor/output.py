@@ -12,9 +12,9 @@ MAX_LINE = 4000  # characters; longer lines are cut, so that no output can exhau
 
 _LEVEL = re.compile(r"^(?:\([^)]*\) *)*\W*(DEBUG|INFO|WARNING|ERROR|CRITICAL)\b")
 _PREFIX = re.compile(r"^(?:\([^)]*\) *)+")
-# The last line of a traceback (`ValueError: …`, `torch.OutOfMemoryError: …`), the head of a native crash, a rank whose
-# process ended, and the engine launcher's own account of how its processes ended.
-_TELLING = re.compile(
+# Lines that name a cause: the last line of a traceback (`ValueError: …`, `torch.OutOfMemoryError: …`), the head of a
+# native crash, a rank whose process ended, the engine launcher's account of how its processes ended.
+_CAUSE = re.compile(
     r"[A-Za-z_][\w.]*(?:Error|Exception|Exit)\b(?::|$)|.*(?:Segfault encountered|Segmentation fault)"
     r"|Worker proc \S+ died|the engine died: "
 )
@@ -34,24 +34,25 @@ class EngineOutput:
     def __init__(self, on_line: Callable[[str, str], None]) -> None:
         self._on_line = on_line
         self.lines: deque[str] = deque(maxlen=KEPT_LINES)
-        # Kept apart, since the root cause comes first and the tracebacks it leads to would push it out of `lines`.
-        self._telling: dict[str, None] = {}
+        # Kept apart: the root cause is printed first, and the tracebacks after it would push it out of `lines`.
+        self._causes: dict[str, None] = {}
         self._native: list[Fault] = []
         self.served = False
 
     def serve(self) -> None:
-        """From now on clients' words may stand in the lines: what they say is for the log, and no evidence.
+        """Called once the engine serves. From now on lines may contain clients' text, so they are logged but are no
+        evidence.
 
-        Native code's errors are still read: it has no other way to tell of a GPU that was waited for in vain.
+        Native code's errors are still read: native code cannot report a GPU that timed out in another way.
         """
         self.served = True
-        self._telling.clear()
+        self._causes.clear()
         self.lines.clear()
 
     @property
     def evidence(self) -> list[str]:
-        """What may say why the engine ended; nothing once it has served."""
-        return [] if self.served else [*self._telling, *self.lines]
+        """Lines that may say why the engine ended; none once it has served."""
+        return [] if self.served else [*self._causes, *self.lines]
 
     @property
     def native(self) -> tuple[Fault, ...]:
@@ -72,7 +73,7 @@ class EngineOutput:
         self._take(pending, begins)
 
     def _take(self, raw: bytes, begins: bool) -> None:
-        """`begins`: this is a line's beginning, and not what follows a carriage return or the longest part kept."""
+        """`begins`: this is a line's beginning, not the text after a carriage return or after MAX_LINE characters."""
         line = raw.decode("utf-8", "replace").rstrip()[:MAX_LINE]
         if not line:
             return
@@ -84,13 +85,15 @@ class EngineOutput:
                 return
         self.lines.append(line)
         text = _message(_PREFIX.sub("", line)).strip()
-        if not _HARMLESS.match(line) and _TELLING.match(text) and len(self._telling) < KEPT_LINES:
-            self._telling[text] = None
+        if not _HARMLESS.match(line) and _CAUSE.match(text) and len(self._causes) < KEPT_LINES:
+            self._causes[text] = None
 
     def errors(self, most: int = 3) -> list[str]:
-        """The lines that most likely say why the engine ended: exceptions, else lines at error level, else the last."""
-        if self._telling:
-            return list(self._telling)[:most]
+        """The lines that most likely say why the engine ended: exceptions, else lines at error level, else the last
+        lines.
+        """
+        if self._causes:
+            return list(self._causes)[:most]
         bare = [_PREFIX.sub("", line) for line in self.lines]
         failing = [line for line in bare if level_of(line) in {"error", "critical"}]
         return (failing or bare)[-most:]

@@ -11,17 +11,23 @@ import httpx
 
 POLL_INTERVAL = 0.25  # seconds between two looks at an engine that is not up yet
 
-# What proves that the engine works: the first of these requests that it takes. Pooling models have no completions; a
+# The first of these requests that the engine accepts proves that it works. Pooling models have no completions; a
 # model with a context of a few tokens, or --max-logprobs 0, has none that can be examined.
 _PLAIN: dict[str, Any] = {"prompt": "Hello", "max_tokens": 1, "temperature": 0}
-_TOLD = {"prompt": "The capital of France is", "max_tokens": 12, "temperature": 0, "logprobs": 1, "ignore_eos": True}
+_WITH_LOGPROBS = {
+    "prompt": "The capital of France is",
+    "max_tokens": 12,
+    "temperature": 0,
+    "logprobs": 1,
+    "ignore_eos": True,
+}
 PROOFS: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("/v1/completions", _TOLD),
+    ("/v1/completions", _WITH_LOGPROBS),
     ("/v1/completions", _PLAIN),
     ("/v1/embeddings", {"input": "Hello"}),
 )
-# Bounds of a likeliest token's natural log-probability: vLLM writes -9999 for minus infinity, and no vocabulary is so
-# large that its likeliest token comes near; float32 sums may leave a probability of 1 by a little.
+# Bounds of a likeliest token's natural log-probability: vLLM writes -9999 for minus infinity, and no vocabulary is
+# large enough for its likeliest token to get near it; float32 sums may leave a probability of 1 by a little.
 IMPOSSIBLE, ROUNDING = -100.0, 1e-3
 # A refusal with one of these shows that the model computed NaN or infinity. The first are the words of JSON's writer.
 # The second is the code of a request for which no token is possible, and a proof asks for nothing that excludes tokens.
@@ -31,7 +37,7 @@ CERTAIN = math.log(0.5)
 
 
 class Pulse(Enum):
-    """What a heartbeat found: a good answer, none, or the engine's word that its core is dead."""
+    """What a heartbeat found: a good answer, none, or the engine's report that its core is dead."""
 
     ALIVE = "alive"
     SILENT = "silent"
@@ -40,7 +46,7 @@ class Pulse(Enum):
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """A heartbeat's result; `detail` says in words why it is not ALIVE."""
+    """A heartbeat's result; `detail` says why it is not ALIVE."""
 
     pulse: Pulse
     detail: str = ""
@@ -113,12 +119,12 @@ async def prove(client: httpx.AsyncClient, model: str) -> Proof:
             continue
         if not response.is_success and any(words in response.text for words in NO_NUMBER):
             raise EngineNotWorkingError(f"{NOT_FINITE}: {route} had NaN or infinity to answer with")
-        if body is _TOLD and response.status_code == httpx.codes.BAD_REQUEST:
+        if body is _WITH_LOGPROBS and response.status_code == httpx.codes.BAD_REQUEST:
             refusal = f"the first completion could not be examined: {response.text[:200]}"
             continue
         if not response.is_success:
             raise EngineNotWorkingError(f"{route} answered {response.status_code}: {response.text[:300]}")
-        if body is not _TOLD:
+        if body is not _WITH_LOGPROBS:
             return Proof(route, (refusal,) if refusal else ())
         try:
             logprobs = response.json()["choices"][0].get("logprobs") or {}
@@ -143,7 +149,8 @@ def check_finite(logprobs: Mapping[str, Any]) -> None:
 
 
 def oddities(logprobs: Mapping[str, Any]) -> list[str]:
-    """What a sound model hardly says when it continues a plain sentence, of the `logprobs` of its likeliest tokens.
+    """Signs, in the `logprobs` of its likeliest tokens, that a model does not continue a plain sentence as a sound one
+    does.
 
     A model of random weights passes: it may repeat a token, but hardly with certainty.
     """

@@ -1,4 +1,4 @@
-"""One engine process and everything it starts: a process group of its own, of which nothing is ever left behind."""
+"""One engine process and everything it starts: a process group of its own. No process of it is left behind."""
 
 import asyncio
 import contextlib
@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from server.config.render import Launch
+from server.environment import SUPERVISOR
 from server.supervisor.output import EngineOutput
 
-_SUPERVISOR_VARIABLE = "VOLTSERVE_ENGINE_SUPERVISOR"  # read by engine/process.py: whoever it says must be the parent
 _POLL = 0.05  # seconds
 _KILL_LIMIT = 5.0  # seconds in which the kernel removes a killed group; longer means a process stuck in a driver
 
@@ -34,8 +34,8 @@ class EngineProcess:
     async def start(cls, launch: Launch, on_line: Callable[[str, str], None]) -> "EngineProcess":
         """Starts the engine in a new session, so that a signal reaches all of it and Ctrl-C on a terminal none of it.
 
-        stdout and stderr share one pipe, which keeps their order. The pipe is ours and not asyncio's, whose `wait`
-        lasts until every holder of its pipes has ended: an engine's orphans would hide its death.
+        stdout and stderr share one pipe, which keeps their order. The pipe is ours, not asyncio's: asyncio's `wait`
+        lasts until every process with its pipes has ended, so orphans would hide the engine's death.
 
         Raises:
             OSError: the interpreter cannot be started.
@@ -44,7 +44,7 @@ class EngineProcess:
         try:
             process = await asyncio.create_subprocess_exec(
                 *launch.argv,
-                env={**launch.env, _SUPERVISOR_VARIABLE: str(os.getpid())},
+                env={**launch.env, SUPERVISOR: str(os.getpid())},
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=writing,
                 stderr=writing,
@@ -118,7 +118,7 @@ def running(group: int) -> list[int]:
 
 
 def describe_exit(code: int) -> str:
-    """An exit code in words."""
+    """Describes an exit code."""
     if code >= 0:
         return f"exited with code {code}"
     number = -code

@@ -1,4 +1,4 @@
-"""Receives the engine's progress datagrams. They come from another process, so each is checked."""
+"""Receives the engine's progress datagrams. Another process sends them, so each is checked."""
 
 import asyncio
 import socket

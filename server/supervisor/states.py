@@ -71,7 +71,7 @@ class Status:
 
     `diagnosis` says why the engine last failed, where the catalogue knows; it goes once the engine is ready again.
     `warnings` are what is odd about an engine that works: of its first completion, and of the choices it made.
-    `given_up` says that no restart will come.
+    `given_up`: there will be no restart.
     """
 
     state: State

@@ -1,4 +1,4 @@
-"""The supervisor: one engine at a time, from start to ready, from failure to restart, until it is told to stop."""
+"""The supervisor: one engine at a time, from start to ready, from failure to restart, until `stop`."""
 
 import asyncio
 import time
@@ -73,7 +73,7 @@ class Supervisor:
         self._tracker = ProgressTracker()
         self._pulsed_at: float | None = None
         self._faults: list[Fault] = []
-        self._worked = False  # this engine has been ready
+        self._was_ready = False  # this engine has been ready
         self._process: EngineProcess | None = None
         self._draining = asyncio.Event()
         self._stopping = asyncio.Event()
@@ -83,11 +83,11 @@ class Supervisor:
         self._listeners.append(listener)
 
     async def run(self) -> None:
-        """Starts the engine and keeps it running until `drain` and `stop` are called; nothing of it is left then."""
+        """Starts the engine and keeps it running until `drain` and `stop` are called. No process of it is left then."""
         transport = await receive_progress(progress_socket(self._runtime), self._on_event, self._on_invalid)
         try:
             while not self._draining.is_set():
-                await self._live()
+                await self._run_engine()
                 if not self._draining.is_set():
                     await self._wait_before_restart()
         finally:
@@ -109,9 +109,9 @@ class Supervisor:
             self._process.kill()
         self._stopping.set()
 
-    async def _live(self) -> None:
-        """One life of the engine, from its start until none of it runs. The one path on which an engine is started."""
-        self._begin()
+    async def _run_engine(self) -> None:
+        """Runs the engine once, from its start until no process of it is left. Engines are started nowhere else."""
+        self._reset()
         try:
             engine_socket(self._runtime).unlink(missing_ok=True)
             self._process = process = await EngineProcess.start(self._launch, self._on_line)
@@ -119,39 +119,41 @@ class Supervisor:
             self._fail(f"cannot be started: {error}")
             return
         ended = asyncio.create_task(process.wait())
-        cared = asyncio.create_task(self._care())
-        told = asyncio.create_task(self._stopping.wait())
-        drained = asyncio.create_task(self._draining.wait())
+        working = asyncio.create_task(self._start_and_watch())
+        stopping = asyncio.create_task(self._stopping.wait())
+        draining = asyncio.create_task(self._draining.wait())
         try:
-            done, _ = await asyncio.wait({ended, cared, drained}, return_when=asyncio.FIRST_COMPLETED)
-            if drained in done:
-                await self._stop_caring(cared)
-                await asyncio.wait({ended, told}, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait({ended, working, draining}, return_when=asyncio.FIRST_COMPLETED)
+            if draining in done:
+                await self._cancel(working)
+                await asyncio.wait({ended, stopping}, return_when=asyncio.FIRST_COMPLETED)
             elif ended in done:
                 self._fail(describe_exit(ended.result()))
             else:
-                self._fail(_fault_of(cared))
+                self._fail(_fault_of(working))
         finally:
-            for task in (cared, told, drained):
-                await self._stop_caring(task)
+            for task in (working, stopping, draining):
+                await self._cancel(task)
             await process.stop(self._config.stop_timeout)
             exit_text = describe_exit(await ended)
             self._process = None
             self._finish(exit_text, process.output)
 
     @staticmethod
-    async def _stop_caring(task: "asyncio.Task[Any]") -> None:
-        """Cancels until it ends: before Python 3.12, `wait_for` drops a cancellation that comes with its result."""
+    async def _cancel(task: "asyncio.Task[Any]") -> None:
+        """Cancels repeatedly: before Python 3.12, `wait_for` drops a cancellation that arrives together with its
+        result.
+        """
         while not task.done():
             task.cancel()
             await asyncio.wait({task}, timeout=1)
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
         first = self.status.last_exit is None and self.status.state is State.STARTING
         self._tracker = ProgressTracker()
         self._pulsed_at = None
         self._faults = []
-        self._worked = False
+        self._was_ready = False
         if not first:
             self._enter(State.STARTING, "restarted", restarts=self.status.restarts + 1)
         self._update(
@@ -163,11 +165,11 @@ class Supervisor:
             warnings=(),
         )
 
-    async def _care(self) -> None:
-        """Brings the engine up and then watches it; ends only by EngineFaultError or cancellation."""
+    async def _start_and_watch(self) -> None:
+        """Waits until the engine is ready and then watches it. Ends only by EngineFaultError or cancellation."""
         limit = self._config.start_timeout
         try:
-            await asyncio.wait_for(self._bring_up(), limit)
+            await asyncio.wait_for(self._wait_until_ready(), limit)
         except asyncio.TimeoutError:
             where = self.status.progress or self.status.state.value
             raise EngineFaultError(f"not ready within {limit:g} s (--start-timeout); it had come to: {where}") from None
@@ -175,14 +177,14 @@ class Supervisor:
             raise EngineFaultError(f"came up, but does not work: {error}") from error
         await self._watch()
 
-    async def _bring_up(self) -> None:
+    async def _wait_until_ready(self) -> None:
         await wait_until_it_answers(self._client)
         if self.status.state is State.STARTING:
             self._enter(State.LOADING, "it answers without having told its progress")
         self._enter(State.WARMING, "a first completion is under way", progress=Progress("first completion"))
         proof = await prove(self._client, self._config.served_model_name[0])
         self._failures = 0
-        self._worked = True
+        self._was_ready = True
         if self._process is not None:
             self._process.output.serve()
         warnings = (*proof.warnings, *costly(self.status.decisions))
@@ -196,7 +198,7 @@ class Supervisor:
         while True:
             await asyncio.sleep(HEARTBEAT_INTERVAL)
             asked_at = time.monotonic()
-            beat = await self._beat()
+            beat = await self._check_heartbeat()
             if beat.pulse is Pulse.DEAD:
                 raise EngineFaultError(beat.detail)
             if beat.pulse is Pulse.ALIVE:
@@ -210,8 +212,8 @@ class Supervisor:
             if time.monotonic() - silent_since >= self._config.hang_timeout:
                 raise EngineFaultError(f"hung: {beat.detail}; gave it {self._config.hang_timeout:g} s (--hang-timeout)")
 
-    async def _beat(self) -> Heartbeat:
-        """Whether the engine's API process answers, and whether its core, if it ever told a pulse, goes on doing so."""
+    async def _check_heartbeat(self) -> Heartbeat:
+        """Whether the engine's API process answers, and whether its core still sends pulses, if it ever sent one."""
         beat = await heartbeat(self._client, self._config.heartbeat_timeout)
         limit = self._config.step_timeout
         if beat.pulse is Pulse.ALIVE and self._pulsed_at is not None and time.monotonic() - self._pulsed_at > limit:
@@ -220,7 +222,7 @@ class Supervisor:
 
     async def _wait_before_restart(self) -> None:
         found = self.status.diagnosis
-        lasting = found is not None and not found.retry and not self._worked
+        lasting = found is not None and not found.retry and not self._was_ready
         if lasting or self._failures >= MAX_FAILURES:
             why = "since another start would end the same" if lasting else f"after {self._failures} failures in a row"
             log.error("given up", why=why)
@@ -240,10 +242,10 @@ class Supervisor:
         self._enter(State.FAILED, reason, progress=None, last_exit=reason)
 
     def _finish(self, exit_text: str, output: EngineOutput) -> None:
-        """Adds what the engine last said, which is known only once its output has ended, and what that means.
+        """Adds the engine's last lines and their diagnosis, which are known only once its output has ended.
 
-        /health shows it to everyone. Once the engine has served, the lines stay in the log: clients' words may stand in
-        them.
+        /health shows it to everyone. Once the engine has served, the lines stay in the log: they may contain clients'
+        text.
         """
         if self.status.state is not State.FAILED:
             self._update(last_exit=exit_text)
@@ -255,8 +257,8 @@ class Supervisor:
         found = diagnose(Ending.of(self.status.reason, output.evidence, faults))
         if found is not None:
             log.error("diagnosis", what=found.title, cause=found.cause, remedy=" ".join(found.remedy), see=found.docs)
-        told = list(dict.fromkeys(str(fault) for fault in faults))[:SHOWN_WORDS] if output.served else words
-        reason = " | ".join([self.status.reason, *told])
+        shown = list(dict.fromkeys(str(fault) for fault in faults))[:SHOWN_WORDS] if output.served else words
+        reason = " | ".join([self.status.reason, *shown])
         self._update(reason=reason, last_exit=reason, diagnosis=found)
 
     def _on_event(self, event: Event) -> None:

@@ -1,4 +1,4 @@
-"""Which points are worth having, which one is best, and that one as a preset."""
+"""Selects the Pareto front and the best point, and makes that one a preset."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ def candidates(records: Iterable[Record]) -> list[Candidate]:
 
 
 def pareto(found: Sequence[Candidate]) -> list[Candidate]:
-    """Those that no other beats in total without losing for the user, by falling total."""
+    """The points that no other beats in both total and user speed, by falling total."""
     front: list[Candidate] = []
     for one in sorted(found, key=lambda candidate: (-candidate.total, -candidate.user)):
         if not front or one.user > front[-1].user:
@@ -55,7 +55,7 @@ def winner(found: Sequence[Candidate], least_user: float) -> Candidate | None:
 def as_preset(base: Preset, config: Config, chosen: Candidate, measured: str) -> dict[str, Any]:
     """The winner as a preset's data: the base preset, the flags given to the sweep, and the point.
 
-    What was varied and is a number becomes a limit with provenance `measured`; `measured` says by what.
+    A varied number becomes a limit with provenance `measured`; `measured` is its source.
     """
     point = dict(chosen.record.point)
     engine: dict[str, FlagValue] = {name: value for name, value in base.engine.items() if name not in point}

@@ -1,4 +1,4 @@
-"""What is varied, and the points that come of it."""
+"""The axes of a sweep, and the points of their grid."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from server.config.render import is_inherited
 from server.config.settings import Config
 from server.errors import ConfigError, unknown_name
 
-# Where nothing is named to be varied. Small on purpose: each point is a start of the engine.
+# The default axes. Small on purpose: each point starts the engine once.
 GPU_AXES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "max-num-seqs": ("8", "16", "32"),
@@ -46,18 +46,18 @@ class Axis:
 
 @dataclass(frozen=True)
 class Point:
-    """One combination: a value an axis, in the axes' order."""
+    """One combination: a value per axis, in the axes' order."""
 
     values: tuple[tuple[str, FlagValue], ...]
 
     @property
     def flags(self) -> dict[str, FlagValue]:
-        """Those that are the engine's flags."""
+        """The values that are engine flags."""
         return {name: value for name, value in self.values if not name.isupper()}
 
     @property
     def variables(self) -> dict[str, str]:
-        """Those that are the engine's environment."""
+        """The values that are variables of the engine's environment."""
         return {name: str(value) for name, value in self.values if name.isupper()}
 
     @property
@@ -96,7 +96,9 @@ def parse_axes(varied: Sequence[str], config: Config) -> tuple[Axis, ...]:
 def _value(name: str, text: str) -> FlagValue:
     if name.isupper():
         if not is_inherited(name):
-            raise ConfigError(f"--vary: {name} is no variable of the engine (server/config/render.py, INHERITED)")
+            raise ConfigError(
+                f"--vary: {name} is no variable that the engine gets (server/config/render.py, INHERITED)"
+            )
         return str(usable_cores()) if text == CORES else text
     known = engine_flags()
     if name not in known:

@@ -34,7 +34,7 @@ def as_html(about: Mapping[str, Any], records: Sequence[Record], best: Candidate
 
 
 def _by_speed(records: Sequence[Record]) -> list[Record]:
-    """Those measured, the one with the largest total at any level of load first."""
+    """The measured records, the largest total at any level of load first."""
     measured = [record for record in records if record.status == "measured"]
     return sorted(measured, key=lambda one: -max(level["tokens_per_s"] for level in one.levels))
 

@@ -21,7 +21,7 @@ LOGS = "logs"
 
 @dataclass(frozen=True)
 class Sweep:
-    """What is swept: `arguments` of serve that all points share, the load, and where results go.
+    """A sweep's settings: the `arguments` of serve that all points share, the load, and the folder for results.
 
     `module` is the Python module that is `serve`.
     """
@@ -32,7 +32,7 @@ class Sweep:
     module: str = "server"
 
     def run(self, points: Sequence[Point], store: Store, on_progress: OnProgress) -> None:
-        """Takes every point that the store does not know; whatever one of them does, the next is tried."""
+        """Measures every point that the store lacks. A failed point does not stop the sweep."""
         logs = self.out / LOGS
         logs.mkdir(exist_ok=True)
         for number, point in enumerate(points):
@@ -77,7 +77,7 @@ class Sweep:
 
 
 def _failure(service: Service, levels: Sequence[Summary]) -> tuple[str, Mapping[str, Any] | None] | None:
-    """Why a measured point is no good: the engine failed on the way, or requests did."""
+    """Why a measured point does not count: the engine or some requests failed."""
     health = service.health()
     if health["last_exit"]:
         return health["last_exit"], health["diagnosis"]

@@ -1,7 +1,7 @@
-"""What came of each point, a line each in `sweep.jsonl`, so that a sweep goes on where it was stopped.
+"""The result of each point, one line each in `sweep.jsonl`, so that a stopped sweep continues.
 
-The first line says under which conditions it was measured; a sweep under others is another sweep. Axes are no part of
-them: more values may be added later.
+The first line has the conditions of the measurement; other conditions make another sweep. Axes are no part of the
+conditions, so values may be added later.
 """
 
 import json
@@ -31,7 +31,7 @@ class Record:
 
     @property
     def key(self) -> str:
-        """The same for the same point, whatever the order of its axes."""
+        """Equal for equal points, whatever the order of their axes."""
         return key_of(self.point)
 
 
@@ -56,7 +56,7 @@ class Store:
             self._append({"conditions": wanted})
             return
         lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True)
-        if lines and not lines[-1].endswith("\n"):  # cut off while it was written: that point is measured again
+        if lines and not lines[-1].endswith("\n"):  # a partly written line: that point is measured again
             lines.pop()
             self.path.write_text("".join(lines), encoding="utf-8")
             if not lines:
@@ -66,14 +66,16 @@ class Store:
         found = values[0].get("conditions")
         if found != wanted:
             differing = [name for name in wanted if not isinstance(found, dict) or found.get(name) != wanted[name]]
-            told = "; ".join(f"{name}: expected {wanted[name]}, got {(found or {}).get(name)}" for name in differing)
-            raise ConfigError(f"{self.path} is a sweep under other conditions ({told}); choose another --out")
+            differences = "; ".join(
+                f"{name}: expected {wanted[name]}, got {(found or {}).get(name)}" for name in differing
+            )
+            raise ConfigError(f"{self.path} is a sweep under other conditions ({differences}); choose another --out")
         for value in values[1:]:
             record = Record(**{**value, "levels": tuple(value["levels"])})
             self.records[record.key] = record
 
     def find(self, point: Point) -> Record | None:
-        """What is known of a point."""
+        """A point's record, if any."""
         return self.records.get(key_of(dict(point.values)))
 
     def add(self, record: Record) -> None:

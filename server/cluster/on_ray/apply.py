@@ -1,7 +1,7 @@
-"""`python -m server.cluster.on_ray.apply`: makes Ray Serve run what a cluster.yaml says, and returns when it does.
+"""`python -m server.cluster.on_ray.apply`: makes Ray Serve run a cluster.yaml, and returns when it does.
 
 stdin: the file as JSON and the engine's module. stdout: lines of JSON, each a `decision` or a model's `progress`. Exit
-code 1 where a model does not come up.
+code 1 where a model does not start.
 """
 
 import json
@@ -26,29 +26,29 @@ Say = Callable[[Any], None]
 
 
 def main() -> None:
-    """Deploys and updates, and deletes what is no more in the file."""
+    """Deploys and updates the file's models, and deletes all others."""
     given = json.loads(sys.stdin.readline())
     file, module = ClusterFile.model_validate(given["file"]), given["module"]
     say = own_output()
     connect()
-    serve.start(proxy_location="Disabled")  # requests come through our gateway
+    serve.start(proxy_location="Disabled")  # requests arrive through our gateway
     before = _versions()
     surging = _surging(file, module, before, say)
-    _tell_directory(file, module, before)
+    _update_directory(file, module, before)
     for name in set(serve.status().applications) - {DIRECTORY, *(model.application for model in file.models)}:
         if name.startswith(f"{DIRECTORY}-"):
             serve.delete(name, _blocking=False)
             say({"decision": ("application", f"{name} deleted", "its model is not in the file")})
     failed = _roll(file, file.models, module, surging, say)
-    # A model that failed keeps the place of its one replica more: without it Serve would stop one that works.
+    # A model that failed keeps its extra replica: without it Serve would stop a working one.
     failed |= _roll(file, [one for one in file.models if one.name in surging.keys() - failed], module, {}, say)
     new = {one["name"]: one["version"] for one in directory_config(file, module)["models"] if one["name"] not in failed}
-    _tell_directory(file, module, {**before, **new})
+    _update_directory(file, module, {**before, **new})
     raise SystemExit(1 if failed else 0)
 
 
 def _versions() -> dict[str, str]:
-    """The version that each model was last brought up in."""
+    """Each model's last version that started."""
     if DIRECTORY not in serve.status().applications:
         return {}
     handle = serve.get_deployment_handle("directory", DIRECTORY)
@@ -56,8 +56,8 @@ def _versions() -> dict[str, str]:
     return {one["name"]: one["version"] for one in models}
 
 
-def _tell_directory(file: ClusterFile, module: str, versions: Mapping[str, str]) -> None:
-    """Tells the directory the models, and the versions that they have come up in."""
+def _update_directory(file: ClusterFile, module: str, versions: Mapping[str, str]) -> None:
+    """Gives the directory the models, and their versions that started."""
     config = directory_config(file, module)
     for one in config["models"]:
         one["version"] = versions.get(one["name"], "")
@@ -71,7 +71,7 @@ def _run(targets: Mapping[str, serve.Application]) -> None:
 
 
 def _roll(file: ClusterFile, models: Iterable[Model], module: str, surging: Mapping[str, int], say: Say) -> set[str]:
-    """Deploys these models, with so many replicas more, and waits. The names of those that do not come up."""
+    """Deploys these models, with the extra replicas of `surging`, and waits. Returns the models that do not start."""
     targets = {}
     for model in models:
         arguments = replica_arguments(file, model, module)
@@ -85,7 +85,7 @@ def _roll(file: ClusterFile, models: Iterable[Model], module: str, surging: Mapp
 
 def _wait(names: Collection[str], say: Say) -> list[str]:
     """Waits until Serve says of each application that it runs, or cannot; returns those that cannot."""
-    told: dict[str, str] = {}
+    shown: dict[str, str] = {}
     while True:
         found = serve.status().applications
         ended = {ApplicationStatus.RUNNING, ApplicationStatus.DEPLOY_FAILED}
@@ -95,8 +95,8 @@ def _wait(names: Collection[str], say: Say) -> list[str]:
             engine = found[name].deployments.get(DEPLOYMENT)
             message = shortened(found[name].message or (engine.message if engine else ""))
             text = f"{found[name].status.value}{': ' if message else ''}{message}"
-            if told.get(name) != text:
-                told[name] = text
+            if shown.get(name) != text:
+                shown[name] = text
                 say({"progress": (name, text)})
         if all(name in found and found[name].status in ended for name in names):
             return [name for name in names if found[name].status is not ApplicationStatus.RUNNING]
@@ -104,7 +104,7 @@ def _wait(names: Collection[str], say: Say) -> list[str]:
 
 
 def _surging(file: ClusterFile, module: str, before: Mapping[str, str], say: Say) -> dict[str, int]:
-    """The models to be updated with one replica more meanwhile, so that as many as before serve at every moment."""
+    """The models whose update takes one extra replica, so that their number never drops."""
     free = ray.available_resources()
     surging = {}
     for model in file.models:

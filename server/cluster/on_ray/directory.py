@@ -3,13 +3,13 @@
 import time
 from typing import Any
 
-KEPT_FOR = 10.0  # seconds after a replica's last word
+KEPT_FOR = 10.0  # seconds after a replica's last announcement
 FAILURE_KEPT_FOR = 600.0  # seconds
 
 
 class Directory:
-    """What is lost when it is started anew, on another machine perhaps, comes again within `on_ray.replica.ANNOUNCED`
-    seconds.
+    """It may be restarted, perhaps on another machine. Replicas announce themselves again within
+    `on_ray.replica.ANNOUNCED` seconds.
     """
 
     def __init__(self) -> None:

@@ -40,7 +40,7 @@ class EngineReplica:
         self._ready = asyncio.Event()
         self._ended = asyncio.Event()
         self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._announce())]
-        if self._process.stdin is not None:  # kept open: its end tells the process that we are gone
+        if self._process.stdin is not None:  # kept open: its end shows the process that we are gone
             self._process.stdin.write(json.dumps(arguments).encode() + b"\n")
         waiting = {asyncio.create_task(event.wait()) for event in (self._ready, self._ended)}
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
@@ -54,7 +54,7 @@ class EngineReplica:
             raise RuntimeError(f"the replica on {self._host} has ended: {self._failure}")
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """The figure that `on_ray.scaling` judges by; called by Serve."""
+        """The figure that `on_ray.scaling` uses; called by Serve."""
         return {LOAD: self._load}
 
     async def __del__(self) -> None:
@@ -64,7 +64,7 @@ class EngineReplica:
         await self._ended.wait()
 
     async def _read(self) -> None:
-        """Takes what the replica says, to its end."""
+        """Reads the replica's messages until it ends."""
         stream = self._process.stdout
         while stream is not None and (text := await stream.readline()):
             message = json.loads(text)
@@ -78,8 +78,8 @@ class EngineReplica:
         if code and not self._failure:
             self._failure = f"exit code {code}; its log on that machine says more"
         with contextlib.suppress(Exception):  # the directory forgets it by itself, later
-            told = self._directory.withdraw.remote(self._id, self._arguments["name"], self._failure)
-            await asyncio.wait_for(told, ANNOUNCED)
+            withdrawn = self._directory.withdraw.remote(self._id, self._arguments["name"], self._failure)
+            await asyncio.wait_for(withdrawn, ANNOUNCED)
         self._ended.set()
 
     async def _announce(self) -> None:

@@ -1,6 +1,6 @@
-"""`python -m server.cluster.on_ray.watch`: what the directory knows, a line of JSON every second, for a gateway.
+"""`python -m server.cluster.on_ray.watch`: the directory's content for a gateway, one line of JSON every second.
 
-A process apart, so that the gateway lives on when Ray's own code ends the process because the head has gone.
+A separate process: Ray's own code ends its process when the head is gone, and the gateway must survive that.
 """
 
 import sys

@@ -24,7 +24,7 @@ class Here:
         settings = load_settings(["--heartbeat-timeout", "5"], {}, "cluster.yaml", ())
         self.members = Members(settings, MODELS)
         self.gateway = Gateway(settings, self.members.pool, self.members.gpus)
-        self.members.count_in(self.gateway.metrics)
+        self.members.report_to(self.gateway.metrics)
         transport = httpx.ASGITransport(self.gateway.app, raise_app_exceptions=False)
         self.client = httpx.AsyncClient(transport=transport, base_url="http://gateway", timeout=60)
 

@@ -140,7 +140,7 @@ async def test_a_gateway_hears_and_is_heard(tmp_path: Path) -> None:
     async with relaying(tmp_path, echo) as (relay, connect):
         reader, writer = await connect(greeting("right", "status") + b'{"load":2}\n{"lo')
         assert await reader.readline() == b'{"hello":1}\n'
-        relay.tell({"status": "s"})
+        relay.send_to_all({"status": "s"})
         assert await reader.readline() == b'{"status":"s"}\n'
         assert list(relay.loads.values()) == [2.0]
         writer.write(b'ad":5}\nnonsense\n[1]\n{"load":"x"}\n')

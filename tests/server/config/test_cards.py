@@ -13,9 +13,9 @@ from server.config.presets import find_preset, load_presets
 from server.config.render import render_launch
 from server.config.settings import Config, load_config
 from server.errors import ConfigError, PreflightError
-from server.plan.memory import GIB
 from server.plan.settings import device_of
 from server.run import preflight
+from server.units import GIB
 from tests.fakes.nvml import invent
 from tests.quant.checkpoints import write_model
 

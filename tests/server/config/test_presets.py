@@ -4,7 +4,8 @@ import pytest
 import yaml
 
 from server.config.devices import Device, Devices
-from server.config.presets import Automatic, find_preset, load_presets, select_preset, usable_cores
+from server.config.preset_choice import select_preset
+from server.config.presets import PRESETS_FOLDER, Automatic, find_preset, load_presets, usable_cores
 from server.config.settings import load_config
 from server.errors import ConfigError, PreflightError
 
@@ -107,6 +108,80 @@ def test_a_preset_extends_another_of_its_folder_that_extends_none(tmp_path: Path
     with pytest.raises(ConfigError, match=message) as error:
         load_presets(tmp_path)
     assert "more.yaml" in str(error.value)
+
+
+GRAPHS = {"description": "with graphs", "engine": {"seed": 3}, "env": {"A": "2"}}
+
+
+def test_a_variant_is_a_preset_of_its_own_that_is_used_where_it_is_asked_for(tmp_path: Path) -> None:
+    presets = load_presets(write(tmp_path, variants={"graphs": GRAPHS}))
+    assert list(presets) == ["good-graphs", "good"]
+    variant = presets["good-graphs"]
+    assert (variant.description, variant.extends) == ("with graphs", "good")
+    assert variant.flags() == {"dtype": "float16", "max-num-seqs": 4, "seed": 3}
+    assert variant.env == {**presets["good"].env, "A": "2"}
+    assert variant.match == presets["good"].match
+    assert select_preset(presets, Devices((gpu(),)), cpu_engine=False)[0].name == "good"
+
+
+def test_a_variant_of_a_users_own_file_is_asked_for_as_a_file_beside_it(tmp_path: Path) -> None:
+    write(tmp_path, variants={"graphs": GRAPHS})
+    assert find_preset(str(tmp_path / "good-graphs.yaml"), {}).flags()["seed"] == 3
+    with pytest.raises(ConfigError, match=r"good-none\.yaml: expected a preset file"):
+        find_preset(str(tmp_path / "good-none.yaml"), {})
+
+
+def test_variants_are_not_inherited_and_extend_nothing_further(tmp_path: Path) -> None:
+    write(tmp_path, variants={"graphs": GRAPHS})
+    more = {"schema": 1, "name": "more", "extends": "good", "description": "more"}
+    (tmp_path / "more.yaml").write_text(yaml.safe_dump(more))
+    assert set(load_presets(tmp_path)) == {"good", "good-graphs", "more"}
+    (tmp_path / "more.yaml").write_text(yaml.safe_dump({**more, "extends": "good-graphs"}))
+    with pytest.raises(ConfigError, match="unknown preset 'good-graphs'; valid: good"):
+        load_presets(tmp_path)
+
+
+def test_two_presets_of_one_name_are_refused(tmp_path: Path) -> None:
+    write(tmp_path, variants={"graphs": GRAPHS})
+    (tmp_path / "good-graphs.yaml").write_text(yaml.safe_dump({**GOOD, "name": "good-graphs"}))
+    with pytest.raises(ConfigError, match="two presets of the name 'good-graphs'"):
+        load_presets(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("variant", "message"),
+    [
+        ({**GRAPHS, "engin": {}}, "unknown key in variants.graphs 'engin'; did you mean engine"),
+        ({"engine": {}}, "variants.graphs.description"),
+        ({**GRAPHS, "engine": {"dtyp": "float16"}}, "preset good-graphs: unknown engine flag 'dtyp'"),
+        ({**GRAPHS, "engine": {"max-num-seqs": 4}}, "preset good-graphs: max-num-seqs is both"),
+        ({**GRAPHS, "env": {"A": {"libary": "x"}}}, "did you mean library"),
+    ],
+)
+def test_a_wrong_variant_names_file_key_and_nearest_valid(
+    tmp_path: Path, variant: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message) as error:
+        load_presets(write(tmp_path, variants={"graphs": variant}))
+    assert "good.yaml" in str(error.value)
+
+
+# The presets that had files of their own before `variants`: as the card's preset, with CUDA graphs.
+WITH_GRAPHS = [
+    *("v100x1-16g", "v100x1-32g"),
+    *(f"v100x{count}-{memory}-{links}" for count in (2, 4) for memory in ("16g", "32g") for links in ("pcie", "sxm2")),
+]
+
+
+@pytest.mark.parametrize("name", WITH_GRAPHS)
+def test_every_cards_preset_has_one_with_graphs(name: str) -> None:
+    presets = load_presets()
+    base, graphs = presets[name], presets[f"{name}-graphs"]
+    assert graphs.flags() == {**base.flags(), "enforce-eager": False}
+    assert (graphs.extends, graphs.match, graphs.env, graphs.limits) == (name, base.match, base.env, base.limits)
+    about = f"as {name}, with CUDA graphs; they are compared with eager steps before the engine is ready"
+    assert graphs.description == about
+    assert find_preset(str(PRESETS_FOLDER / f"{name}-graphs.yaml"), {}) == graphs
 
 
 def test_a_file_that_is_not_yaml_is_named(tmp_path: Path) -> None:

@@ -149,8 +149,8 @@ def test_an_absent_openmp_library_is_a_decision(monkeypatch: pytest.MonkeyPatch,
 
 
 def test_ranks_on_a_cpu_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("presets", "config"):
-        monkeypatch.setattr(f"server.{module}.usable_cores", lambda: 5)
+    for module in ("presets", "settings"):
+        monkeypatch.setattr(f"server.config.{module}.usable_cores", lambda: 5)
     alone, two, many = (config(f"--model m {flags}") for flags in ("", "-tp 2", "-tp 4 -pp 2"))
     assert [one.env["OMP_NUM_THREADS"] for one in (alone, two, many)] == ["5", "2", "1"]
     told = [[str(made) for made in one.decisions if made.what == "OMP_NUM_THREADS"] for one in (alone, two, many)]

@@ -3,10 +3,11 @@ from typing import Any
 
 import pytest
 
-from server.doctor.checks import GIB, check_all_reduce, check_disk, check_engine, check_host, check_p2p
+from server.doctor.checks import check_all_reduce, check_disk, check_engine, check_host, check_p2p
 from server.doctor.disk import Disk
 from server.doctor.host import Host
 from server.doctor.trial import Trial
+from server.units import GIB
 
 from .test_nvml import reading
 

@@ -111,7 +111,7 @@ async def listening(one: Listening, body_timeout: float) -> AsyncIterator[Listen
     server = http_server(one.gateway, body_timeout=body_timeout)
     with socket.create_server(("127.0.0.1", 0)) as listening:
         one.port = listening.getsockname()[1]
-        serving = asyncio.create_task(server.run.serve(sockets=[listening]))
+        serving = asyncio.create_task(server.serve(sockets=[listening]))
         yield one
         for client in one.clients:
             client.writer.close()

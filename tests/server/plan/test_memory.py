@@ -2,8 +2,9 @@ from dataclasses import replace
 
 import pytest
 
-from server.plan.memory import CUDA_CONTEXT, DEQUANTIZE_TILE, GIB, NCCL_BUFFERS, Device, Run, make_plan
+from server.plan.memory import CUDA_CONTEXT, DEQUANTIZE_TILE, NCCL_BUFFERS, Device, Run, make_plan
 from server.plan.weights import Split
+from server.units import GIB
 
 from .models import model
 

@@ -12,8 +12,9 @@ from server.config.presets import load_presets
 from server.config.settings import Config, load_config
 from server.errors import UserError
 from server.plan import plan_for
-from server.plan.memory import GIB, make_plan
+from server.plan.memory import make_plan
 from server.plan.settings import available_memory, device_of, run_of, split_of
+from server.units import GIB
 
 from .models import model
 from .test_model import write
