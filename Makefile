@@ -60,6 +60,7 @@ lint: setup
 	find kernels -regex '.*\.\(h\|cuh\|cu\|cpp\|inl\)' -not -path '*/build/*' -exec $(VENV)/bin/clang-format --dry-run -Werror {} +
 	$(VENV)/bin/shellcheck -x scripts/*.sh scripts/*/*.sh .ci/run
 	$(VENV)/bin/python -m scripts.links
+	$(VENV)/bin/python -m scripts.figures --check
 
 test: setup lint models/smollm2-nvfp4
 	$(VENV)/bin/pytest
