@@ -40,7 +40,7 @@ def check(tmp_path: Path, port: int) -> tuple[int, str]:
     command_line = tmp_path / "cmdline"
     command_line.write_bytes(b"\0".join(word.encode() for word in [*ENTRY, "--port", str(port)]) + b"\0")
     code = (
-        "import sys; from pathlib import Path; from server import healthcheck; "
+        "import sys; from pathlib import Path; from server.run import healthcheck; "
         "healthcheck.PROCESS_1 = Path(sys.argv[1]); sys.exit(healthcheck.main())"
     )
     done = subprocess.run([sys.executable, "-c", code, str(command_line)], capture_output=True, text=True, check=False)
