@@ -1,4 +1,5 @@
-// Decoding attention over a paged fp16 cache, for requests of 1 to 8 new tokens:
+// One kernel, from the split of work to the last sum, and so one long file: decoding attention over a paged fp16 cache, for requests
+// of 1 to 8 new tokens:
 //
 //     out[t][h] = softmax(scale * q[t][h] K^T) V
 //
