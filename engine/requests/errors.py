@@ -13,7 +13,7 @@ from typing import Any
 
 from starlette.responses import JSONResponse
 from vllm.entrypoints.openai.engine.protocol import GenerationError
-from vllm.exceptions import VLLMNotFoundError, VLLMValidationError
+from vllm.exceptions import VLLMClientError, VLLMNotFoundError, VLLMUnprocessableEntityError, VLLMValidationError
 from vllm.logger import init_logger
 
 logger = init_logger("vllm.voltserve.requests")
@@ -28,7 +28,7 @@ MAX_MESSAGE = 500  # characters
 SHOWN = 60  # characters of a refused value
 
 # The exceptions that vLLM raises for an invalid request. Its own error handling answers them with 400.
-OF_REQUESTS = (ValueError, TypeError, OverflowError, NotImplementedError, RecursionError)
+OF_REQUESTS = (VLLMClientError, ValueError, TypeError, OverflowError, NotImplementedError, RecursionError)
 
 _NO_ROOM = re.compile(r"maximum context length is (\d+) tokens\. However, you requested (\d+) output tokens")
 _BEYOND = re.compile(r"(\w+)=(\d+) ?cannot be greater than (?:\w+=)+(\d+)")
@@ -105,7 +105,7 @@ def of_exception(error: BaseException, request: Mapping[str, Any]) -> RequestErr
         return error
     if isinstance(error, VLLMNotFoundError):
         return RequestError(readable(str(error)), code="not_found", status=404)
-    if isinstance(error, VLLMValidationError):
+    if isinstance(error, VLLMValidationError | VLLMUnprocessableEntityError):
         return of_message(str(error.args[0]), request, error.parameter)
     if callable(problems := getattr(error, "errors", None)):  # pydantic's
         return of_problems(problems(), request)
