@@ -85,7 +85,8 @@ def guard(manager: StructuredOutputManager) -> None:
                 if name not in made:
                     made[name] = backends.make(name, config, manager.tokenizer)
                 backend = made[name]
-            guarded.inner = backend.compile_grammar(*wanted.structured_output_key)
+            stops = request.sampling_params.all_stop_token_ids
+            guarded.inner = backend.compile_grammar(*wanted.structured_output_key, stop_token_ids=stops)
             backends.check(guarded.inner)
             guarded.width = backend.allocate_token_bitmask(1).shape[1]
 
