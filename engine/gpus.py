@@ -23,9 +23,9 @@ def forced(environ: Mapping[str, str]) -> bool:
 
 
 def engine_is_cuda_build() -> bool:
-    """Whether the installed vLLM is one that can use a GPU."""
+    """Whether the installed torch can use a GPU."""
     try:
-        return "cpu" not in importlib.metadata.version("vllm")
+        return "+cpu" not in importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
         return False
 

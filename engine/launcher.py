@@ -87,7 +87,7 @@ def parse(arguments: list[str]) -> Namespace:
 
 async def _serve(args: Namespace) -> None:
     decorate_logs("APIServer")
-    address, sock = setup_server(args)
+    address, sock = setup_server(args, reuse_port=False)
     os.register_at_fork(after_in_child=sock.close)
     # In place until the server is up. vLLM's handler raises KeyboardInterrupt, which its wait for the engine swallows.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))

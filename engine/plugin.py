@@ -14,14 +14,17 @@ PLATFORMS = {"Volta": "engine.platform.VoltaPlatform", "CPU": "engine.cpu.platfo
 def platform() -> str | None:
     """The import path of the overlay's platform, for V100s or for CPUs. None leaves the platform to vLLM.
 
-    vLLM swallows exceptions raised here, so `register` raises a refusal.
+    vLLM swallows exceptions raised here, so `register` raises a refusal. It asks before it imports its own libraries.
     """
+    from engine import operators
+
+    operators.install()
     return PLATFORMS.get(_chosen_platform().choice)
 
 
 def _chosen_platform() -> volta.Choice:
     if not gpus.engine_is_cuda_build():
-        return volta.Choice("platform", "CPU", "the installed vLLM is its CPU build")
+        return volta.Choice("platform", "CPU", "the installed torch is its CPU build")
     return volta.choose_platform(gpus.visible(), forced=gpus.forced(os.environ))
 
 
@@ -38,9 +41,7 @@ def register() -> None:
     from vllm.platforms import current_platform
 
     from engine import faults, patches, process, triton_driver
-    from engine.cpu import attention as cpu_attention
-    from engine.cpu import layers as cpu_layers
-    from engine.layers import awq, norms
+    from engine.layers import norms
     from engine.layers.quantization import NAME, QuasarNvfp4Config
     from engine.weights.loader import LOAD_FORMAT, ReportingLoader
 
@@ -49,12 +50,16 @@ def register() -> None:
     patches.apply(forced=gpus.forced(os.environ), over_ray=environment.OVER_RAY in os.environ)
     progress.settle(_chosen_platform())
     if current_platform.device_type == "cpu":
+        from engine.cpu import attention as cpu_attention
+        from engine.cpu import layers as cpu_layers
         from engine.layers import gdn
 
         cpu_layers.register()
         cpu_attention.register()
         gdn.register()
     elif not current_platform.has_device_capability(75):
+        from engine.layers import awq
+
         awq.register()
         compiler = triton_driver.compiler(os.environ)
         progress.settle(volta.choose_launchers(compiler))

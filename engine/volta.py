@@ -58,13 +58,13 @@ ATTENTION = (
 
 
 def choose_platform(gpus: Sequence[Gpu], *, forced: bool) -> Choice:
-    """Chooses the overlay's platform (`choice` "Volta"), vLLM's own ("CUDA"), or refuses (`problem`)."""
+    """Chooses the platform for V100s (`choice` "Volta") or for CPUs ("CPU"), or refuses (`problem`)."""
     volta = [gpu for gpu in gpus if gpu.capability == CAPABILITY]
     listed = ", ".join(map(str, gpus))
     if forced and gpus:
         return Choice("platform", "Volta", f"forced by {FORCE_VOLTA}; found {listed}")
-    if not volta:
-        return Choice("platform", "CUDA", f"no visible GPU has compute capability 7.0: {listed or 'there is none'}")
+    if not gpus:
+        return Choice("platform", "CPU", "no GPU is visible")
     if len(volta) == len(gpus):
         return Choice("platform", "Volta", f"every visible GPU has compute capability 7.0: {listed}")
     problem = (

@@ -25,6 +25,7 @@ SOURCES: dict[str, list[str]] = {
     "bindings/attention.cpp": [],
     "bindings/gdn.cpp": [],
     "bindings/decoder.cpp": [],
+    "cpu/attention.cpp": [],
     "cpu/decoder.cpp": [],
     "cpu/nvfp4_pack.cpp": [],
     "cpu/pool.cpp": [],

@@ -1,4 +1,4 @@
-"""The method of NVFP4 experts: vLLM's FusedMoE layers, each expert an NVFP4 gate, up and down projection.
+"""The method of NVFP4 experts: vLLM's RoutedExperts, each expert an NVFP4 gate, up and down projection.
 
 Routers stay in 16 bits. H is the model's width, and I this rank's part of an expert's width. Each expert's gate and up
 (w1, w3) form one matrix `w13` [2 I, H]. Its down (w2) is [H, I]. Factors are per row, so gate and up may have different
@@ -138,11 +138,14 @@ class QuasarNvfp4MoEMethod(FusedMoEMethodBase):  # type: ignore[misc]  # vLLM's 
         x: torch.Tensor,
         topk_weights: torch.Tensor,
         topk_ids: torch.Tensor,
-        shared_experts_input: torch.Tensor | None,
+        shared_experts: Any = None,
+        shared_experts_input: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """x [M, H] to [M, H]; topk_weights float [M, k], topk_ids int [M, k]. vLLM adds shared experts."""
         if self._dense is not None:
-            dense: torch.Tensor = self._dense.apply(layer, x, topk_weights, topk_ids, shared_experts_input)
+            dense: torch.Tensor = self._dense.apply(
+                layer, x, topk_weights, topk_ids, shared_experts, shared_experts_input
+            )
             return dense
         tokens, top_k = topk_ids.shape
         experts: int = layer.w13_row_factor.shape[0]
@@ -151,12 +154,14 @@ class QuasarNvfp4MoEMethod(FusedMoEMethodBase):  # type: ignore[misc]  # vLLM's 
         down = self._gemm(layer, "w2", self._activate(gate_up), order, 1)
         return torch.bmm(topk_weights.to(down.dtype).unsqueeze(1), down.view(tokens, top_k, down.shape[1])).squeeze(1)
 
-    def apply_monolithic(self, layer: Any, x: torch.Tensor, router_logits: torch.Tensor) -> torch.Tensor:
+    def apply_monolithic(
+        self, layer: Any, x: torch.Tensor, router_logits: torch.Tensor, input_ids: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """x [M, H] and router_logits [M, E] to [M, H], on a CPU."""
         if self._dense is not None:
-            dense: torch.Tensor = self._dense.apply_monolithic(layer, x, router_logits)
+            dense: torch.Tensor = self._dense.apply_monolithic(layer, x, router_logits, input_ids)
             return dense
-        from vllm.model_executor.layers.fused_moe.cpu_fused_moe import select_experts
+        from vllm.model_executor.layers.fused_moe.experts.cpu_moe import select_experts
 
         weights, ids = select_experts(
             x,
@@ -171,7 +176,7 @@ class QuasarNvfp4MoEMethod(FusedMoEMethodBase):  # type: ignore[misc]  # vLLM's 
             layer.routed_scaling_factor,
             layer.e_score_correction_bias,
         )
-        return self.apply(layer, x, weights, ids, None)
+        return self.apply(layer, x, weights, ids)
 
     @property
     def _suffixes(self) -> tuple[str, str, str]:
