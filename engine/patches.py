@@ -106,15 +106,6 @@ def _store_on_its_own_address(original: Callable[..., Any]) -> Callable[..., Any
     return create
 
 
-def _from_volta_on(original: Any) -> Any:
-    class CompressedTensorsWNA16(original):  # type: ignore[misc]  # vLLM asks for schemes by this name
-        @classmethod
-        def get_min_capability(cls) -> int:
-            return 70
-
-    return CompressedTensorsWNA16
-
-
 def _seeded_among_few(original: Callable[..., Any]) -> Callable[..., Any]:
     from engine.cpu import sampling as cpu_sampling
 
@@ -185,15 +176,6 @@ MANIFEST = (
         make=_store_on_its_own_address,
         reason="its store listens on every interface even if the rendezvous address is a loopback one",
         drop_when="torch binds the store of a tcp:// rendezvous to the given host name",
-    ),
-    Patch(
-        target="vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors:CompressedTensorsWNA16",
-        distribution="vllm",
-        version="0.28.0",
-        fingerprint="0fbd1432b909495f21ea63f1471801a309c3c9c53e50ca17cd7669f945ff0d3c",
-        make=_from_volta_on,
-        reason="it demands compute capability 7.5 although one of its kernels (exllama's) needs only 6.0",
-        drop_when="vLLM leaves the check of the capability to its kernels",
     ),
     Patch(
         target="vllm.v1.sample.ops.topk_topp_sampler:TopKTopPSampler.forward_cpu",

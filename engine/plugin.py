@@ -23,9 +23,10 @@ def platform() -> str | None:
 
 
 def _chosen_platform() -> volta.Choice:
-    if not gpus.engine_is_cuda_build():
-        return volta.Choice("platform", "CPU", "the installed torch is its CPU build")
-    return volta.choose_platform(gpus.visible(), forced=gpus.forced(os.environ))
+    forced = gpus.forced(os.environ)
+    if not forced and not gpus.kernels_are_for_gpus():
+        return volta.Choice("platform", "CPU", "the installed kernels are for CPUs only")
+    return volta.choose_platform(gpus.visible(), forced=forced)
 
 
 @cache
@@ -58,9 +59,6 @@ def register() -> None:
         cpu_attention.register()
         gdn.register()
     elif not current_platform.has_device_capability(75):
-        from engine.layers import awq
-
-        awq.register()
         compiler = triton_driver.compiler(os.environ)
         progress.settle(volta.choose_launchers(compiler))
         if not compiler:

@@ -55,14 +55,14 @@ def test_vllms_cpu_build_gets_the_platform_for_cpus(monkeypatch: pytest.MonkeyPa
 def test_the_platform_plugin_answers_by_the_gpus(
     monkeypatch: pytest.MonkeyPatch, capabilities: list[tuple[int, int]], expected: str | None
 ) -> None:
-    monkeypatch.setattr(gpus, "engine_is_cuda_build", lambda: True)
+    monkeypatch.setattr(gpus, "kernels_are_for_gpus", lambda: True)
     found = tuple(Gpu(index, "GPU", capability) for index, capability in enumerate(capabilities))
     monkeypatch.setattr(gpus, "visible", lambda: found)
     assert plugin.platform() == expected
 
 
 def test_mixed_gpus_stop_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpus, "engine_is_cuda_build", lambda: True)
+    monkeypatch.setattr(gpus, "kernels_are_for_gpus", lambda: True)
     monkeypatch.setattr(gpus, "visible", lambda: (Gpu(0, "Tesla V100", (7, 0)), Gpu(1, "NVIDIA H200", (9, 0))))
     plugin.register.cache_clear()
     with pytest.raises(ValueError, match=r"GPU 1 NVIDIA H200 \(9\.0\)"):

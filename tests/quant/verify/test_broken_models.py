@@ -322,7 +322,7 @@ BROKEN: dict[str, tuple[Change, str, str, str, str, str, str]] = {
             "config.json: quant_method",
             "",
             "a quantization that a V100 has kernels for",
-            "fp8 (FP8, 8-bit float weights): vLLM demands 7.5",
+            "fp8 (FP8, 8-bit float weights): our kernels compute NVFP4",
         ),
     ),
     "the config declares no quantization": (
