@@ -117,9 +117,9 @@ def lay_out_site(folder: Path, requirements: Path | None) -> None:
     (folder / "xgrammar").mkdir()
     # Its wheel is too large to carry; vLLM names its types when it is imported.
     (folder / "xgrammar" / "__init__.py").write_text("def __getattr__(name):\n    return object\n")
-    metadata = folder / "vllm-0.19.1.dist-info"
+    metadata = folder / "vllm-0.28.0.dist-info"
     metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.19.1\n")
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.28.0\n")
     overlay = folder / "voltserve-0.1.0.dist-info"
     overlay.mkdir()
     (overlay / "METADATA").write_text("Metadata-Version: 2.1\nName: voltserve\nVersion: 0.1.0\n")

@@ -321,7 +321,7 @@ BROKEN: dict[str, tuple[Change, str, str, str, str, str, str]] = {
             "format",
             "config.json: quant_method",
             "",
-            "a quantization that a V100 has kernels for",
+            "a quantization that the engine has kernels for on a V100",
             "fp8 (FP8, 8-bit float weights): our kernels compute NVFP4",
         ),
     ),

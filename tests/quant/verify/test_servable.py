@@ -96,7 +96,7 @@ SHAPES: dict[str, tuple[dict[str, Any], str | None, str | None]] = {
     ),
     "poolside/Laguna-XS-2.1": (
         {"architecture": "LagunaForCausalLM", "quantization": COMPRESSED_TENSORS},
-        "an architecture that vLLM 0.19.1 generates text with, got LagunaForCausalLM",
+        "an architecture that vLLM 0.28.0 generates text with, got LagunaForCausalLM",
         "",
     ),
     "QUASAR-QAT/Qwen3.8-27B-QUASAR-NVFP4": (
