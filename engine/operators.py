@@ -13,10 +13,11 @@ import sys
 import types
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
+from torch.nn import functional
 
 # vLLM's libraries, which its modules import for their side effects.
 LIBRARIES = ("vllm._C", "vllm._C_stable_libtorch", "vllm._moe_C", "vllm._moe_C_stable_libtorch")
@@ -84,9 +85,27 @@ def _rotate(
         second.copy_(b * cos + a * sin)
 
 
-def _silu_and_mul(out: torch.Tensor, x: torch.Tensor) -> None:
+def _gated(activate: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor, torch.Tensor], None]:
+    """out [..., I] = activate(x's first half) * x's second half, x [..., 2 I]."""
+
+    def compute(out: torch.Tensor, x: torch.Tensor) -> None:
+        gate, up = x.chunk(2, dim=-1)
+        torch.mul(activate(gate), up, out=out)
+
+    return compute
+
+
+def _clamped_silu(out: torch.Tensor, x: torch.Tensor, limit: float, alpha: float, beta: float) -> None:
+    """out = g sigmoid(alpha g) (u + beta), g and u being x's halves, g at most `limit`, u between -limit and limit."""
     gate, up = x.chunk(2, dim=-1)
-    torch.mul(torch.nn.functional.silu(gate), up, out=out)
+    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    torch.mul(gate * torch.sigmoid(alpha * gate), up + beta, out=out)
+
+
+def _swiglu_oai(out: torch.Tensor, x: torch.Tensor, alpha: float = 1.702, limit: float = 7.0) -> None:
+    """gpt-oss's gated activation: gate and up alternate in x."""
+    gate, up = x[..., ::2].clamp(max=limit), x[..., 1::2].clamp(-limit, limit)
+    torch.mul(gate * torch.sigmoid(alpha * gate), up + 1, out=out)
 
 
 TABLE = (
@@ -103,7 +122,23 @@ TABLE = (
         "bool is_neox, int rope_dim_offset=0, bool inverse=False) -> ()",
         _rotate,
     ),
-    Operator("_C", "silu_and_mul(Tensor(a!) result, Tensor input) -> ()", _silu_and_mul),
+    Operator("_C", "silu_and_mul(Tensor(a!) result, Tensor input) -> ()", _gated(functional.silu)),
+    Operator("_C", "gelu_and_mul(Tensor(a!) out, Tensor input) -> ()", _gated(functional.gelu)),
+    Operator(
+        "_C",
+        "gelu_tanh_and_mul(Tensor(a!) out, Tensor input) -> ()",
+        _gated(partial(functional.gelu, approximate="tanh")),
+    ),
+    Operator(
+        "_C",
+        "silu_and_mul_with_clamp(Tensor(a!) result, Tensor input, float limit, float alpha, float beta) -> ()",
+        _clamped_silu,
+    ),
+    Operator(
+        "_C",
+        "swigluoai_and_mul(Tensor(a!) out, Tensor input, float alpha=1.702, float limit=7.0) -> ()",
+        _swiglu_oai,
+    ),
 )
 
 

@@ -11,15 +11,15 @@ from engine import environment, gpus, progress, volta
 PLATFORMS = {"Volta": "engine.platform.VoltaPlatform", "CPU": "engine.cpu.platform.RecordingCpuPlatform"}
 
 
-def platform() -> str | None:
-    """The import path of the overlay's platform, for V100s or for CPUs. None leaves the platform to vLLM.
+def platform() -> str:
+    """The import path of the overlay's platform, for V100s or for CPUs.
 
     vLLM swallows exceptions raised here, so `register` raises a refusal. It asks before it imports its own libraries.
     """
     from engine import operators
 
     operators.install()
-    return PLATFORMS.get(_chosen_platform().choice)
+    return PLATFORMS[_chosen_platform().choice]
 
 
 def _chosen_platform() -> volta.Choice:
@@ -53,10 +53,11 @@ def register() -> None:
     if current_platform.device_type == "cpu":
         from engine.cpu import attention as cpu_attention
         from engine.cpu import layers as cpu_layers
-        from engine.layers import gdn
+        from engine.layers import experts, gdn
 
         cpu_layers.register()
         cpu_attention.register()
+        experts.register()
         gdn.register()
     elif not current_platform.has_device_capability(75):
         compiler = triton_driver.compiler(os.environ)

@@ -15,7 +15,7 @@ CAPABILITY = (7, 0)
 DTYPE = "float16"
 # Model types whose activations overflow float16 or lose too much to its rounding. It is vLLM's own list
 # (vllm/config/model.py); a test compares them.
-NO_FLOAT16 = ("gemma2", "gemma3", "gemma3_text", "glm4", "plamo2")
+NO_FLOAT16 = ("gemma2", "gemma3", "gemma3_text", "glm4")
 
 
 @dataclass(frozen=True)
@@ -67,11 +67,13 @@ def choose_platform(gpus: Sequence[Gpu], *, forced: bool) -> Choice:
         return Choice("platform", "CPU", "no GPU is visible")
     if len(volta) == len(gpus):
         return Choice("platform", "Volta", f"every visible GPU has compute capability 7.0: {listed}")
+    remedy = "start with --volta force, which treats every one as a V100"
+    if volta:
+        remedy = f"hide the others with CUDA_VISIBLE_DEVICES, or {remedy}"
     problem = (
-        f"expected visible GPUs that all have compute capability 7.0, got {listed}. Hide the others with "
-        "CUDA_VISIBLE_DEVICES, or start with --volta force, which treats every one as a V100"
+        f"expected visible GPUs that all have compute capability 7.0, got {listed}. Our kernels are for those; {remedy}"
     )
-    return Choice("platform", "Volta", "mixed GPUs", problem)
+    return Choice("platform", "Volta", "other GPUs", problem)
 
 
 def choose_dtype(dtype: str, model_type: str) -> Choice:

@@ -37,12 +37,11 @@ from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_b
 from engine import progress
 from engine.layers.embedding import StoredDtypeEmbedding
 from engine.layers.linear import QuasarNvfp4LinearMethod
-from engine.limits import DECODER_HEAD_MULTIPLE, DECODER_MAX_HEAD
+from engine.limits import DECODER_HEAD_MULTIPLE, DECODER_MAX_HEAD, PAGE_MULTIPLE
 from engine.ops import kernel_devices
 
 # The most new tokens of a request that the kernel computes. Beyond, gathering its cache once is faster.
 FEW_TOKENS = 16
-PAGE_MULTIPLE = 16  # kPageUnit of kernels/contracts/attention.h
 # Rows of queries that are computed at once where torch's fused attention does not apply.
 ROWS = 256
 
@@ -159,7 +158,7 @@ class Builder(AttentionMetadataBuilder[Metadata]):  # type: ignore[misc]  # vLLM
     """Builds a step's metadata, before the layers."""
 
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
-        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device)  # abstract in vLLM
 
     def build(
         self, common_prefix_len: int, common_attn_metadata: CommonAttentionMetadata, fast_build: bool = False
@@ -216,7 +215,8 @@ class Attention(AttentionImpl):  # type: ignore[misc]  # vLLM's classes are unty
         self.sinks = sinks
         if kv_cache_dtype not in ("auto", "float32", "float16", "bfloat16"):
             raise NotImplementedError(
-                f"attention: expected a cache in the model's dtype, got {kv_cache_dtype}. Serve with --kv-cache-dtype auto"
+                f"attention: expected a cache in the model's dtype, got {kv_cache_dtype}. "
+                "Serve with --kv-cache-dtype auto"
             )
         fits = head_size % DECODER_HEAD_MULTIPLE == 0 and head_size <= DECODER_MAX_HEAD
         self._kernel = fits and alibi_slopes is None and sinks is None and "cpu" in kernel_devices()

@@ -164,9 +164,7 @@ def _tensors(layer: Any) -> list[torch.Tensor]:
 
 def _need_attention(attention: Any) -> None:
     impl = attention.impl
-    _need(
-        isinstance(impl, Attention) and impl.attn_type == AttentionType.DECODER, "attention is not causal"
-    )
+    _need(isinstance(impl, Attention) and impl.attn_type == AttentionType.DECODER, "attention is not causal")
     plain = (impl.alibi_slopes, impl.sinks, impl.kv_sharing_target_layer_name) == (None, None, None)
     _need(plain and not impl.sliding_window and not impl.logits_soft_cap, "attention has a window or biases")
     _need(attention.kv_cache_torch_dtype == torch.float32, "the cache is not in float32")

@@ -31,6 +31,7 @@ class GatedDeltaNet(QwenGatedDeltaNetAttention):  # type: ignore[misc]  # vLLM's
     def __init__(self, config: Any, vllm_config: VllmConfig, **options: Any) -> None:
         """Raises QuantError if the kernels do not take the layer."""
         super().__init__(config, vllm_config, **options)
+        self._forward_method = self.forward_cuda  # on any device: projections, then `_forward_core`
         dtype = DTYPES[current_platform.device_type]
         _, state_dtype = self.get_state_dtype()
         bits = str(dtype).removeprefix("torch.")

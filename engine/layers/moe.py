@@ -18,6 +18,7 @@ from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import Un
 from vllm.platforms import current_platform
 
 from engine import progress
+from engine.layers.experts import CpuExperts, routed
 from engine.layers.linear import choose_route
 from engine.layers.moe_slots import Slots, align, block_size
 from engine.ops import kernel_devices
@@ -44,7 +45,8 @@ class QuasarNvfp4MoEMethod(FusedMoEMethodBase):  # type: ignore[misc]  # vLLM's 
         self._layout = scheme.layout
         self._loaded: set[tuple[str, Projection, int]] = set()
         self.route = choose_route(kernel_devices(), current_platform.device_type, moe.in_dtype)
-        self._dense = UnquantizedFusedMoEMethod(moe) if self.route.name == "dense" else None
+        dense = CpuExperts if current_platform.device_type == "cpu" else UnquantizedFusedMoEMethod
+        self._dense = dense(moe) if self.route.name == "dense" else None
         self._activate = SiluAndMul()
 
     @property
@@ -161,21 +163,7 @@ class QuasarNvfp4MoEMethod(FusedMoEMethodBase):  # type: ignore[misc]  # vLLM's 
         if self._dense is not None:
             dense: torch.Tensor = self._dense.apply_monolithic(layer, x, router_logits, input_ids)
             return dense
-        from vllm.model_executor.layers.fused_moe.experts.cpu_moe import select_experts
-
-        weights, ids = select_experts(
-            x,
-            router_logits,
-            layer.top_k,
-            layer.use_grouped_topk,
-            layer.renormalize,
-            layer.topk_group,
-            layer.num_expert_group,
-            layer.custom_routing_function,
-            layer.scoring_func,
-            layer.routed_scaling_factor,
-            layer.e_score_correction_bias,
-        )
+        weights, ids = routed(layer, x, router_logits)
         return self.apply(layer, x, weights, ids)
 
     @property
@@ -197,7 +185,7 @@ class QuasarNvfp4MoEMethod(FusedMoEMethodBase):  # type: ignore[misc]  # vLLM's 
 
         def load(
             param: Parameter,
-            loaded: torch.Tensor,
+            loaded_weight: torch.Tensor,
             weight_name: str,
             shard_id: Projection,
             expert_id: int,
@@ -214,6 +202,7 @@ class QuasarNvfp4MoEMethod(FusedMoEMethodBase):  # type: ignore[misc]  # vLLM's 
                 shape[dim] *= self.moe.tp_size
             else:
                 shape = [1]
+            loaded = loaded_weight
             if loaded.dtype != dtype or (list(loaded.shape) != shape and [loaded.numel()] != shape):
                 where = f"{self._name(expert_id, shard_id)}.{suffix}"
                 raise QuantError(f"{where}: expected {dtype} {shape}, got {loaded.dtype} {list(loaded.shape)}", _REMEDY)

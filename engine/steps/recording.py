@@ -137,7 +137,7 @@ def direct(graph: "fx.Graph") -> None:
     import torch
     from vllm.distributed.parallel_state import all_reduce
     from vllm.model_executor.layers.attention.attention import unified_attention_with_output
-    from vllm.model_executor.layers.fused_moe.runner import default_moe_runner as moe
+    from vllm.model_executor.layers.fused_moe.runner import moe_runner as moe
 
     operators = torch.ops.vllm
     functions = {

@@ -138,15 +138,13 @@ def test_each_request_s_grammar_is_compiled_by_its_own_backend(monkeypatch: pyte
 def test_a_marked_row_fails_its_request_and_says_why(ours: Any, theirs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     passed: list[list[int]] = []
 
-    def update(self: Any, request: Any, tokens: list[int]) -> tuple[list[int], bool]:
+    def update(self: Any, request: Any, tokens: list[int], is_stale: bool) -> tuple[list[int], bool]:
         passed.append(tokens)
         return tokens, False
 
     monkeypatch.setattr(theirs, "_update_request_with_output", update)
     scheduler = object.__new__(ours)
-    request: Any = SimpleNamespace(
-        request_id="r", status=RequestStatus.RUNNING, stop_reason=None, discard_latest_async_tokens=False
-    )
+    request: Any = SimpleNamespace(request_id="r", status=RequestStatus.RUNNING, stop_reason=None)
     assert scheduler._update_request_with_output(request, [7]) == ([7], False)
     assert scheduler._update_request_with_output(request, [NO_TOKEN]) == ([], True)
     assert RequestStatus.get_finished_reason(request.status) == FinishReason.ERROR
