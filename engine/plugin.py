@@ -8,6 +8,7 @@ from functools import cache
 
 from engine import environment, gpus, progress, volta
 
+V2_RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
 PLATFORMS = {"Volta": "engine.platform.VoltaPlatform", "CPU": "engine.cpu.platform.RecordingCpuPlatform"}
 
 
@@ -19,6 +20,8 @@ def platform() -> str:
     from engine import operators
 
     operators.install()
+    # Its other runner launches many small Triton kernels, which no V100 has run. Our patches are of this one.
+    os.environ.setdefault(V2_RUNNER, "0")
     return PLATFORMS[_chosen_platform().choice]
 
 

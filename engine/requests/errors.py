@@ -37,6 +37,7 @@ _GRAMMAR = re.compile(r"[Gg]rammar|[Rr]egex|[Ss]chema|Choice")
 _GRAMMARS = ("structured_outputs", "response_format", "text", "tools")  # the fields that have one
 _OF_PROMPTS = re.compile(r"prompt cannot be empty|not (?:a )?multimodal")
 _TOOL_CHOICE = re.compile(r"tool[ _]choice")
+_REPETITION = re.compile(r"\b(?:min_count|(?:min|max)_pattern_size)\b")
 _PROMPTS = ("messages", "prompt", "input")
 BUDGETS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 # The engine's name of a field: the clients' names of it. The first one in the request counts.
@@ -149,6 +150,8 @@ def of_message(message: str, request: Mapping[str, Any], param: str | None = Non
             param = _first(BUDGETS, request) or "max_tokens"
             message = f"{param}: {room[2]} leaves no room for a prompt in this model's context of {room[1]} tokens"
         code = "context_length_exceeded"
+    if param is None and _REPETITION.search(message):
+        param = _first(("repetition_detection",), request)
     if param is None:
         param = _named(message, request)
     if param is None and _TOOL_CHOICE.search(message):

@@ -25,6 +25,9 @@ def check(messages: Any) -> None:
             raise RequestError(f"{path}: expected a string, got {shown(role)}", path, "invalid_type")
         check_parts(message.get("content"), f"messages.{index}.content")
         calls = message.get("tool_calls")
+        if calls is not None and not isinstance(calls, list):
+            path = f"messages.{index}.tool_calls"
+            raise RequestError(f"{path}: expected an array, got {shown(calls)}", path, "invalid_type")
         for number, call in enumerate(calls if isinstance(calls, list) else ()):
             check_call(call, ("messages", index, "tool_calls", number))
             function = call.get("function") if isinstance(call, dict) else None

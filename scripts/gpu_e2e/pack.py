@@ -38,7 +38,7 @@ PLATFORMS = (
 # What no trial reads or imports.
 LEFT_OUT = (
     *("pycountry/locales", "pycountry/tests", "mistral_common/data", "numpy", "numpy.libs"),
-    *("outlines_core", "lm_format_enforcer", "supervisor", "depyf", "astor"),
+    *("outlines_core", "lm_format_enforcer", "supervisor", "depyf", "astor", "xgrammar/lib"),
 )
 EMBEDDING = "model.embed_tokens.weight"
 Q8_BLOCK = 32
@@ -103,9 +103,6 @@ def lay_out_site(folder: Path, requirements: Path | None) -> None:
         raise SystemExit("vllm: expected it to be installed, found none; run `make setup`")
     vllm = folder / "vllm"
     shutil.copytree(Path(spec.origin).parent, vllm, ignore=shutil.ignore_patterns("*.so", "__pycache__", "benchmarks"))
-    (folder / "xgrammar").mkdir()
-    # Its wheel is too large to carry; vLLM names its types when it is imported.
-    (folder / "xgrammar" / "__init__.py").write_text("def __getattr__(name):\n    return object\n")
     version = importlib.metadata.version("vllm").partition("+")[0]
     metadata = folder / f"vllm-{version}.dist-info"
     metadata.mkdir()
