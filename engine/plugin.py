@@ -8,7 +8,13 @@ from functools import cache
 
 from engine import environment, gpus, progress, volta
 
-V2_RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
+# vLLM's settings, unless the user's environment has others.
+DEFAULTS = {
+    # Its second runner launches many small Triton kernels, which no V100 has run. Our patches are of the first.
+    "VLLM_USE_V2_MODEL_RUNNER": "0",
+    # FlashInfer is for compute capability 7.5 and newer, and not installed.
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",
+}
 PLATFORMS = {"Volta": "engine.platform.VoltaPlatform", "CPU": "engine.cpu.platform.RecordingCpuPlatform"}
 
 
@@ -20,8 +26,8 @@ def platform() -> str:
     from engine import operators
 
     operators.install()
-    # Its other runner launches many small Triton kernels, which no V100 has run. Our patches are of this one.
-    os.environ.setdefault(V2_RUNNER, "0")
+    for name, value in DEFAULTS.items():
+        os.environ.setdefault(name, value)
     return PLATFORMS[_chosen_platform().choice]
 
 
