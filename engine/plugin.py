@@ -14,6 +14,8 @@ DEFAULTS = {
     "VLLM_USE_V2_MODEL_RUNNER": "0",
     # FlashInfer is for compute capability 7.5 and newer, and not installed.
     "VLLM_USE_FLASHINFER_SAMPLER": "0",
+    # Names of layers stay strings in recorded steps, as they are with torch 2.10. Later releases make objects of them.
+    "VLLM_USE_LAYERNAME": "0",
 }
 PLATFORMS = {"Volta": "engine.platform.VoltaPlatform", "CPU": "engine.cpu.platform.RecordingCpuPlatform"}
 

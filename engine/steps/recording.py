@@ -79,7 +79,8 @@ def _or_eager(model: "nn.Module", module: Any, recorded: Step) -> Step:
             module._compiled_callable = None
             module.do_not_compile = True  # vLLM's name, too
             call_attention_directly(model)
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+            reason = " ".join(lines[:2])  # torch says first where, then what
             progress.decision(WHAT, "eager", f"they could not be recorded: {reason}")
             return module.forward(*inputs, **named)
 
