@@ -25,6 +25,5 @@ EXPERT_BLOCKS = (8, 16, 32, 64)
 # linear16 on CPUs: K is a multiple of this.
 LINEAR16_MULTIPLE = 16
 
-# Attention and decoder_step on CPUs: kernels/contracts/attention.h. Dimensions of a head, and positions of a page.
+# decoder_step on CPUs: kernels/contracts/decoder.h. Dimensions of a head.
 DECODER_HEAD_MULTIPLE, DECODER_MAX_HEAD = 32, 256
-PAGE_MULTIPLE = 16

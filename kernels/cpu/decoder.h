@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "contracts/decoder.h"
-#include "cpu/attention.h"
 
 namespace voltserve::cpu {
 
@@ -24,8 +23,7 @@ class Decoder {
  private:
   struct Buffers;
 
-  void attention(const DecoderLayer &layer, const StepBatch &batch, const PagedCache &cache, PagedAttention &attention,
-                 Buffers &buffers);
+  void attention(const DecoderLayer &layer, const StepBatch &batch, const PagedCache &cache, Buffers &buffers);
 
   const float *final_norm_;
   std::mutex busy_;

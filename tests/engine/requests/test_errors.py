@@ -22,11 +22,9 @@ def raised(error: Exception) -> Exception:
 
 
 def problem(**body: Any) -> errors.RequestError:
-    """What a client is told of a chat that is refused."""
-    whole = {**HI, **body}
+    """What a client is told of a chat that vLLM's model refuses."""
     with pytest.raises(errors.RequestError) as refused:
-        routes._prepare_chat(whole)
-        routes._validate(ChatCompletionRequest, whole)
+        routes._validate(ChatCompletionRequest, {**HI, **body})
     return refused.value
 
 
