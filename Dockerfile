@@ -40,33 +40,33 @@ FROM base AS environment
 ENV VIRTUAL_ENV=/opt/voltserve UV_LINK_MODE=copy UV_HTTP_TIMEOUT=180
 RUN python3 -m venv /opt/voltserve
 
+# torch, then vLLM's Python and the rest. The two environments differ in torch alone.
 FROM environment AS cpu-environment
 RUN --mount=type=bind,from=tools,source=/opt/tools,target=/opt/tools --mount=type=cache,target=/cache/uv \
     --mount=type=bind,source=requirements,target=/src/requirements \
     --mount=type=bind,source=scripts/install_torch_cpu.sh,target=/src/scripts/install_torch_cpu.sh \
+    --mount=type=bind,source=scripts/install_engine.sh,target=/src/scripts/install_engine.sh \
     export UV_CACHE_DIR=/cache/uv ${PYPI_INDEX:+UV_DEFAULT_INDEX=$PYPI_INDEX} && \
     /src/scripts/install_torch_cpu.sh /opt/tools/bin/uv && \
-    /opt/tools/bin/uv pip install --no-deps --require-hashes --compile-bytecode -r /src/requirements/cpu.lock
-# What vLLM's CPU kernels link.
-RUN apt-get update && apt-get install -y --no-install-recommends libnuma1 && rm -rf /var/lib/apt/lists/* /var/cache/apt/*
+    /src/scripts/install_engine.sh /opt/tools/bin/uv
 
 FROM cpu-environment AS cpu-build
 RUN apt-get update && apt-get install -y --no-install-recommends g++
 WORKDIR /src
 COPY kernels kernels
-COPY packaging packaging
-RUN python -m pip wheel --no-deps --no-build-isolation --wheel-dir /wheels ./kernels ./packaging/vllm-cpu-metadata
+RUN python -m pip wheel --no-deps --no-build-isolation --wheel-dir /wheels ./kernels
 COPY . .
 RUN python -m pip wheel --no-deps --no-build-isolation --wheel-dir /wheels .
 
 # Triton has C compiled at run time where it can. Here it cannot: engine/triton_driver.py does without.
 FROM environment AS gpu-environment
 RUN --mount=type=bind,from=tools,source=/opt/tools,target=/opt/tools --mount=type=cache,target=/cache/uv \
-    --mount=type=bind,source=requirements/gpu.lock,target=/src/requirements/gpu.lock \
-    --mount=type=bind,source=scripts/install_gpu.sh,target=/src/scripts/install_gpu.sh \
+    --mount=type=bind,source=requirements,target=/src/requirements \
+    --mount=type=bind,source=scripts/install_engine.sh,target=/src/scripts/install_engine.sh \
     --mount=type=bind,source=scripts/docker_prune.sh,target=/src/scripts/docker_prune.sh \
     export UV_CACHE_DIR=/cache/uv ${PYPI_INDEX:+UV_DEFAULT_INDEX=$PYPI_INDEX} && \
-    /src/scripts/install_gpu.sh /opt/tools/bin/uv && \
+    /opt/tools/bin/uv pip install --no-deps --require-hashes --compile-bytecode -r /src/requirements/torch.lock && \
+    /src/scripts/install_engine.sh /opt/tools/bin/uv && \
     /src/scripts/docker_prune.sh /opt/voltserve
 
 FROM gpu-environment AS gpu-build
@@ -90,7 +90,7 @@ LABEL org.opencontainers.image.title="voltserve" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}" \
-      voltserve.vllm="0.19.1" voltserve.torch="2.10.0"
+      voltserve.vllm="0.28.0" voltserve.torch="2.10.0"
 
 FROM gpu-environment AS gpu
 RUN --mount=type=bind,from=gpu-build,source=/wheels,target=/wheels \
@@ -105,7 +105,7 @@ LABEL org.opencontainers.image.title="voltserve" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}" \
-      voltserve.vllm="0.19.1" voltserve.torch="2.10.0" voltserve.cuda="12.8"
+      voltserve.vllm="0.28.0" voltserve.torch="2.10.0" voltserve.cuda="12.8"
 
 # The same with Ray, for several machines (docker-compose.ray.yml). One Ray and one Python on all of them.
 FROM cpu AS cpu-ray

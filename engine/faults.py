@@ -23,7 +23,9 @@ EXCEPTIONS = {
 }
 # Messages that are reported with their arguments, which are process names.
 MESSAGES = {
-    "vllm.v1.executor.multiproc_executor": ("Worker proc %s died unexpectedly, shutting down executor.",),
+    "vllm.v1.executor.multiproc_executor": (
+        "Worker proc %s died unexpectedly (exit code: %s), shutting down executor.",
+    ),
 }
 
 

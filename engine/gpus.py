@@ -22,10 +22,10 @@ def forced(environ: Mapping[str, str]) -> bool:
     return value == "1"
 
 
-def engine_is_cuda_build() -> bool:
-    """Whether the installed vLLM is one that can use a GPU."""
+def kernels_are_for_gpus() -> bool:
+    """Whether the installed kernels have code for GPUs (kernels/setup.py), not only for CPUs."""
     try:
-        return "cpu" not in importlib.metadata.version("vllm")
+        return "cuda" in importlib.metadata.version("voltserve-kernels")
     except importlib.metadata.PackageNotFoundError:
         return False
 

@@ -87,7 +87,7 @@ def parse(arguments: list[str]) -> Namespace:
 
 async def _serve(args: Namespace) -> None:
     decorate_logs("APIServer")
-    address, sock = setup_server(args)
+    address, sock = setup_server(args, reuse_port=False)
     os.register_at_fork(after_in_child=sock.close)
     # In place until the server is up. vLLM's handler raises KeyboardInterrupt, which its wait for the engine swallows.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
@@ -101,8 +101,8 @@ async def _serve(args: Namespace) -> None:
         pulse.cancel()
         warm.cancel()
         exits = [(child.name, child.exitcode) for child in children]
-        # Children that were stopped together with this process end with 0, perhaps before it.
-        died = describe_exits(exits) if engine.errored and any(code != 0 for _, code in exits) else ""
+        # Children that are stopped together with this process end with 0, before or after it.
+        died = describe_exits(exits) if engine.errored and any(code for _, code in exits) else ""
     try:
         await shutdown
     finally:

@@ -25,5 +25,6 @@ EXPERT_BLOCKS = (8, 16, 32, 64)
 # linear16 on CPUs: K is a multiple of this.
 LINEAR16_MULTIPLE = 16
 
-# decoder_step on CPUs: kernels/contracts/decoder.h. Dimensions of a head.
+# Attention and decoder_step on CPUs: kernels/contracts/attention.h. Dimensions of a head, and positions of a page.
 DECODER_HEAD_MULTIPLE, DECODER_MAX_HEAD = 32, 256
+PAGE_MULTIPLE = 16

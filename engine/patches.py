@@ -106,15 +106,6 @@ def _store_on_its_own_address(original: Callable[..., Any]) -> Callable[..., Any
     return create
 
 
-def _from_volta_on(original: Any) -> Any:
-    class CompressedTensorsWNA16(original):  # type: ignore[misc]  # vLLM asks for schemes by this name
-        @classmethod
-        def get_min_capability(cls) -> int:
-            return 70
-
-    return CompressedTensorsWNA16
-
-
 def _seeded_among_few(original: Callable[..., Any]) -> Callable[..., Any]:
     from engine.cpu import sampling as cpu_sampling
 
@@ -187,19 +178,10 @@ MANIFEST = (
         drop_when="torch binds the store of a tcp:// rendezvous to the given host name",
     ),
     Patch(
-        target="vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors:CompressedTensorsWNA16",
-        distribution="vllm",
-        version="0.19.1",
-        fingerprint="7bcc7b933ceab9806f1b5dc98f7f78901895dc4c1eb821aa123052c91b880975",
-        make=_from_volta_on,
-        reason="it demands compute capability 7.5 although one of its kernels (exllama's) needs only 6.0",
-        drop_when="vLLM leaves the check of the capability to its kernels",
-    ),
-    Patch(
         target="vllm.v1.sample.ops.topk_topp_sampler:TopKTopPSampler.forward_cpu",
         distribution="vllm",
-        version="0.19.1",
-        fingerprint="6ad57ddd21b10c0c46ff46e265b37178d0bf0242b516f60b7cd0cbab85e8de66",
+        version="0.28.0",
+        fingerprint="4757f56b45dcfa11f824076847d380ca3156f36eee094570902d776db00fcf45",
         make=_seeded_among_few,
         reason="it ignores a request's seed if another request of the step has none; it compiles its draw for seconds "
         "at the first sampled request, or fails without a compiler; and it draws a random number per token",
@@ -208,7 +190,7 @@ MANIFEST = (
     Patch(
         target="vllm.v1.sample.ops.topk_topp_sampler:apply_top_k_top_p_pytorch",
         distribution="vllm",
-        version="0.19.1",
+        version="0.28.0",
         fingerprint="d6bcc4924866e6b9b049a7a908d77a07d396fa38d1bdb5334fc98ac55067365e",
         make=_by_candidates,
         reason="it sorts the vocabulary per token, which costs a small model on a CPU half a step",
@@ -217,8 +199,8 @@ MANIFEST = (
     Patch(
         target="vllm.v1.sample.sampler:Sampler",
         distribution="vllm",
-        version="0.19.1",
-        fingerprint="8218f8610d8e5c7557addf473754b13c5588ddb6d81a909676ed6f3fb1dc25a5",
+        version="0.28.0",
+        fingerprint="0f1d57192c33e6d3888c7d78883181bf37886abc92803afc1f36a51b5e4b6960",
         make=_marking_rows,
         reason="for a row without a possible token (NaN, or all masked) it returns any, or one that ends the engine",
         drop_when="vLLM fails a request that has no possible token",
@@ -230,8 +212,8 @@ IN_WORKERS = (
     Patch(
         target="vllm.v1.worker.gpu_model_runner:GPUModelRunner._prepare_input_ids",
         distribution="vllm",
-        version="0.19.1",
-        fingerprint="64743590168b91704f1043c3dc82218d145685f597832f49ca046342ceae3bf8",
+        version="0.28.0",
+        fingerprint="f95ee3c26112f945067bc31ea0207a9ef8722ed93530746666575054e222ecb9",
         make=_feeding_tokens,
         reason="if steps overlap, it feeds the mark of a row without a token to the embedding, which ends the engine",
         drop_when="vLLM fails a request that has no possible token",
@@ -243,8 +225,8 @@ SERVING = (
     Patch(
         target="vllm.entrypoints.openai.api_server:build_app",
         distribution="vllm",
-        version="0.19.1",
-        fingerprint="cbc11b75aa03d056ee904e6dae028463256a3a1d781ac0e0e62ba97594717a1e",
+        version="0.28.0",
+        fingerprint="d295bb8825221fd0214eb7af5cabbbd39051649a06781b3ab9e69902fe757260",
         make=_with_our_routes,
         reason="its routes answer 500 to some invalid requests, and put errors into streams that have begun",
         drop_when="vLLM accepts an application in build_and_serve",
@@ -252,8 +234,8 @@ SERVING = (
     Patch(
         target="vllm.entrypoints.openai.chat_completion.serving:OpenAIServingChat",
         distribution="vllm",
-        version="0.19.1",
-        fingerprint="89f88e53642e5ad37d64da0e727f617155b37a3f60a35b40c333d9891c4df62f",
+        version="0.28.0",
+        fingerprint="bc6e167e4b0abe5665e06545e5f54c9b2d7e9a62e68ce10db3d54cc577f897f0",
         make=_with_true_reasons,
         reason="a streamed call that max_tokens cuts off ends with the reason tool_calls",
         drop_when="vLLM reports length for a call that max_tokens cuts off, streamed or not",
@@ -261,8 +243,8 @@ SERVING = (
     Patch(
         target="vllm.v1.engine.detokenizer:FastIncrementalDetokenizer",
         distribution="vllm",
-        version="0.19.1",
-        fingerprint="2d523932fabfac3607adf0290b49ca6e69efffa6478955210b0e988b23690fa0",
+        version="0.28.0",
+        fingerprint="789828f59fe4d0590bef927f7cc0211c7d24508f3d5ae2caded237183a76a2ef",
         make=_after_whole_characters,
         reason="after a prompt that ends inside a character it also returns the prompt's text",
         drop_when="tokenizers' DecodeStream accepts a prompt that ends inside a character",
@@ -273,8 +255,8 @@ OVER_RAY = (
     Patch(
         target="vllm.v1.executor.ray_utils:FutureWrapper",
         distribution="vllm",
-        version="0.19.1",
-        fingerprint="86e2eecc4ebefbefec0d87b6100a55209f6e9622437e2383d3f12cc84d44cae3",
+        version="0.28.0",
+        fingerprint="b147e6bd15c1295f2684171bf99b62d7936902fc2e8a86aaf6127d690166e077",
         make=_results_of_its_own,
         reason="its results hold arrays (log probabilities) in the memory that Ray's next result needs, and the engine "
         "keeps them until that result arrives: a request for log probabilities would stop the engine for ever",

@@ -1,7 +1,7 @@
 """vLLM's CUDA platform on Tesla V100s: carries out and reports what `engine.volta` decides.
 
-vLLM imports it only if `plugin.platform` chose it. The import needs vLLM's CUDA build. vllm.config asks for the
-platform during its own import, so this module imports names of vllm.config late.
+vLLM imports it only if `plugin.platform` chose it, and in the middle of its own first import. So this module imports
+only vllm.platforms at its top, and everything else of vLLM late.
 """
 
 import json
@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from vllm.platforms.cuda import CudaPlatform
 from vllm.platforms.interface import DeviceCapability
-from vllm.utils.torch_utils import resolve_kv_cache_dtype_string
-from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
 from engine import gpus, progress, volta
 from engine.steps import recording
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
     from vllm.v1.attention.selector import AttentionSelectorConfig
 
 PROBE_LIMIT = 90.0  # seconds; importing torch and creating contexts on four GPUs takes up to 30
@@ -57,7 +56,7 @@ class VoltaPlatform(CudaPlatform):  # type: ignore[misc]  # vLLM's classes are u
     @classmethod
     def get_attn_backend_cls(
         cls,
-        selected_backend: AttentionBackendEnum | None,
+        selected_backend: "AttentionBackendEnum | None",
         attn_selector_config: "AttentionSelectorConfig",
         num_heads: int | None = None,
     ) -> str:
@@ -69,6 +68,8 @@ class VoltaPlatform(CudaPlatform):  # type: ignore[misc]  # vLLM's classes are u
         if attn_selector_config.use_mla:
             mla: str = super().get_attn_backend_cls(selected_backend, attn_selector_config, num_heads)
             return mla
+        from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
         from engine.layers import attention
 
         attention.register()
@@ -112,6 +113,8 @@ class VoltaPlatform(CudaPlatform):  # type: ignore[misc]  # vLLM's classes are u
         if model is None:
             return
         progress.settle(volta.choose_dtype(str(model.dtype).removeprefix("torch."), model.hf_config.model_type))
+        from vllm.utils.torch_utils import resolve_kv_cache_dtype_string
+
         directive = resolve_kv_cache_dtype_string("auto", model)
         progress.settle(volta.choose_cache_dtype(cache_config.cache_dtype, directive))
         cache_config.cache_dtype = "auto"  # the model's, which is float16

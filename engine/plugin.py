@@ -8,21 +8,36 @@ from functools import cache
 
 from engine import environment, gpus, progress, volta
 
+# vLLM's settings, unless the user's environment has others.
+DEFAULTS = {
+    # Its second runner launches many small Triton kernels, which no V100 has run. Our patches are of the first.
+    "VLLM_USE_V2_MODEL_RUNNER": "0",
+    # FlashInfer is for compute capability 7.5 and newer, and not installed.
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",
+    # Names of layers stay strings in recorded steps, as they are with torch 2.10. Later releases make objects of them.
+    "VLLM_USE_LAYERNAME": "0",
+}
 PLATFORMS = {"Volta": "engine.platform.VoltaPlatform", "CPU": "engine.cpu.platform.RecordingCpuPlatform"}
 
 
-def platform() -> str | None:
-    """The import path of the overlay's platform, for V100s or for CPUs. None leaves the platform to vLLM.
+def platform() -> str:
+    """The import path of the overlay's platform, for V100s or for CPUs.
 
-    vLLM swallows exceptions raised here, so `register` raises a refusal.
+    vLLM swallows exceptions raised here, so `register` raises a refusal. It asks before it imports its own libraries.
     """
-    return PLATFORMS.get(_chosen_platform().choice)
+    from engine import operators
+
+    operators.install()
+    for name, value in DEFAULTS.items():
+        os.environ.setdefault(name, value)
+    return PLATFORMS[_chosen_platform().choice]
 
 
 def _chosen_platform() -> volta.Choice:
-    if not gpus.engine_is_cuda_build():
-        return volta.Choice("platform", "CPU", "the installed vLLM is its CPU build")
-    return volta.choose_platform(gpus.visible(), forced=gpus.forced(os.environ))
+    forced = gpus.forced(os.environ)
+    if not forced and not gpus.kernels_are_for_gpus():
+        return volta.Choice("platform", "CPU", "the installed kernels are for CPUs only")
+    return volta.choose_platform(gpus.visible(), forced=forced)
 
 
 @cache
@@ -38,9 +53,7 @@ def register() -> None:
     from vllm.platforms import current_platform
 
     from engine import faults, patches, process, triton_driver
-    from engine.cpu import attention as cpu_attention
-    from engine.cpu import layers as cpu_layers
-    from engine.layers import awq, norms
+    from engine.layers import norms
     from engine.layers.quantization import NAME, QuasarNvfp4Config
     from engine.weights.loader import LOAD_FORMAT, ReportingLoader
 
@@ -49,13 +62,15 @@ def register() -> None:
     patches.apply(forced=gpus.forced(os.environ), over_ray=environment.OVER_RAY in os.environ)
     progress.settle(_chosen_platform())
     if current_platform.device_type == "cpu":
-        from engine.layers import gdn
+        from engine.cpu import attention as cpu_attention
+        from engine.cpu import layers as cpu_layers
+        from engine.layers import experts, gdn
 
         cpu_layers.register()
         cpu_attention.register()
+        experts.register()
         gdn.register()
     elif not current_platform.has_device_capability(75):
-        awq.register()
         compiler = triton_driver.compiler(os.environ)
         progress.settle(volta.choose_launchers(compiler))
         if not compiler:

@@ -15,7 +15,7 @@ CAPABILITY = (7, 0)
 DTYPE = "float16"
 # Model types whose activations overflow float16 or lose too much to its rounding. It is vLLM's own list
 # (vllm/config/model.py); a test compares them.
-NO_FLOAT16 = ("gemma2", "gemma3", "gemma3_text", "glm4", "plamo2")
+NO_FLOAT16 = ("gemma2", "gemma3", "gemma3_text", "glm4")
 
 
 @dataclass(frozen=True)
@@ -58,20 +58,22 @@ ATTENTION = (
 
 
 def choose_platform(gpus: Sequence[Gpu], *, forced: bool) -> Choice:
-    """Chooses the overlay's platform (`choice` "Volta"), vLLM's own ("CUDA"), or refuses (`problem`)."""
+    """Chooses the platform for V100s (`choice` "Volta") or for CPUs ("CPU"), or refuses (`problem`)."""
     volta = [gpu for gpu in gpus if gpu.capability == CAPABILITY]
     listed = ", ".join(map(str, gpus))
     if forced and gpus:
         return Choice("platform", "Volta", f"forced by {FORCE_VOLTA}; found {listed}")
-    if not volta:
-        return Choice("platform", "CUDA", f"no visible GPU has compute capability 7.0: {listed or 'there is none'}")
+    if not gpus:
+        return Choice("platform", "CPU", "no GPU is visible")
     if len(volta) == len(gpus):
         return Choice("platform", "Volta", f"every visible GPU has compute capability 7.0: {listed}")
+    remedy = "start with --volta force, which treats every one as a V100"
+    if volta:
+        remedy = f"hide the others with CUDA_VISIBLE_DEVICES, or {remedy}"
     problem = (
-        f"expected visible GPUs that all have compute capability 7.0, got {listed}. Hide the others with "
-        "CUDA_VISIBLE_DEVICES, or start with --volta force, which treats every one as a V100"
+        f"expected visible GPUs that all have compute capability 7.0, got {listed}. Our kernels are for those; {remedy}"
     )
-    return Choice("platform", "Volta", "mixed GPUs", problem)
+    return Choice("platform", "Volta", "other GPUs", problem)
 
 
 def choose_dtype(dtype: str, model_type: str) -> Choice:

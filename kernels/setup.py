@@ -25,6 +25,7 @@ SOURCES: dict[str, list[str]] = {
     "bindings/attention.cpp": [],
     "bindings/gdn.cpp": [],
     "bindings/decoder.cpp": [],
+    "cpu/attention.cpp": [],
     "cpu/decoder.cpp": [],
     "cpu/nvfp4_pack.cpp": [],
     "cpu/pool.cpp": [],
@@ -91,7 +92,11 @@ def run(command: list[str]) -> None:
     subprocess.run(command, check=True)
 
 
+# The local part tells the engine and the gateway what they can run on (engine/gpus.py, server/config/settings.py).
+VERSION = "0.1.0+cuda" if CUDA_OBJECTS else "0.1.0"
+
 setup(
+    version=VERSION,
     ext_modules=[Extension("voltserve_kernels.ops", sources=list(SOURCES))],
     cmdclass={"build_ext": BuildOps, "bdist_wheel": AnyPython3Wheel},
 )

@@ -145,7 +145,7 @@ def main() -> None:
         figure: statistics.median(one["ours"][figure] / one["theirs"][figure] for one in rounds) for figure in FIGURES
     }
     result = {
-        "what": "voltserve bench beside vllm bench serve 0.19.1 on one server, in turn; seconds, tokens a second",
+        "what": "voltserve bench beside vllm bench serve 0.28.0 on one server, in turn; seconds, tokens a second",
         "provenance": "measured",
         "date": today(),
         "command": "scripts/bench_agreement.py " + " ".join(sys.argv[1:]),

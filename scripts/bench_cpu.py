@@ -91,7 +91,7 @@ def servers(arguments: argparse.Namespace) -> list[Server]:
         command += ["--host", "127.0.0.1", "--port", "{port}", "--dtype", dtype, "--enforce-eager"]
         command += ["--max-model-len", "2048", "--max-num-seqs", "16", "--distributed-executor-backend", "uni"]
         extra = {**OF_VLLM, "model": "models/smollm2"}
-        made.append(Server(f"vLLM 0.19.1, {dtype}", command, VLLM_ENVIRONMENT, extra))
+        made.append(Server(f"vLLM 0.28.0, {dtype}", command, VLLM_ENVIRONMENT, extra))
     if arguments.llama:
         command = [*llama(arguments.llama), "--host", "127.0.0.1", "--port", "{port}", "--n_ctx", "2048"]
         command += ["--n_threads", str(os.cpu_count()), "--n_threads_batch", str(os.cpu_count())]

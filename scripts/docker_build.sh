@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds voltserve's image for TARGET (gpu, cpu, gpu-ray, cpu-ray) with its tag and labels, and prints the tag:
-# voltserve:VERSION-vllm0.19.1-cu128, …-cpu, …-cu128-ray or …-cpu-ray. Further arguments are docker build's:
+# voltserve:VERSION-vllm0.28.0-cu128, …-cpu, …-cu128-ray or …-cpu-ray. Further arguments are docker build's:
 # --build-arg BASE_IMAGE=… PYPI_INDEX=… DEBIAN_MIRROR=… Usage: docker_build.sh TARGET [ARGUMENT]...
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -12,6 +12,6 @@ declare -A suffixes=([gpu]=cu128 [cpu]=cpu [gpu-ray]=cu128-ray [cpu-ray]=cpu-ray
 version=$(sed -n 's/^version = "\(.*\)"$/\1/p' pyproject.toml)
 revision=$(git rev-parse HEAD)
 [[ -z $(git status --porcelain --untracked-files=no) ]] || revision+=-dirty
-tag=voltserve:$version-vllm0.19.1-${suffixes[$target]}
+tag=voltserve:$version-vllm0.28.0-${suffixes[$target]}
 DOCKER_BUILDKIT=1 docker build --target "$target" --tag "$tag" --build-arg "VERSION=$version" --build-arg "REVISION=$revision" "$@" . >&2
 echo "$tag"

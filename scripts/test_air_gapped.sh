@@ -4,7 +4,7 @@
 # and room for the image in TMPDIR. Usage: test_air_gapped.sh [IMAGE]
 set -euo pipefail
 cd "$(dirname "$0")/.."
-IMAGE=${1:-voltserve:0.1.0-vllm0.19.1-cpu}
+IMAGE=${1:-voltserve:0.1.0-vllm0.28.0-cpu}
 MODEL=$PWD/models/smollm2-nvfp4
 run=$(mktemp -d "${TMPDIR:-/tmp}/voltserve-air-gapped.XXXXXX")
 

@@ -134,7 +134,7 @@ def describe(kernel: Any) -> dict[str, Any]:
 
 
 def calls() -> dict[str, Callable[[], Any]]:
-    """What vLLM 0.19.1 calls for a step of this model, by when it does."""
+    """What vLLM 0.28.0 calls for a step of this model, by when it does."""
     from vllm.model_executor.layers.fla.ops import (
         chunk_gated_delta_rule,
         fused_recurrent_gated_delta_rule_packed_decode,
@@ -280,7 +280,7 @@ def main() -> int:
             print(f"{recorder.used_for}: {type(error).__name__}: {error}", file=sys.stderr)
             recorder.rows.append({"for": recorder.used_for, "stopped": f"{type(error).__name__}: {error}"})
     result = {
-        "what": "Triton kernels that vLLM 0.19.1 runs for Qwen3.8-27B, compiled for sm_70 (a rank at TP=2)",
+        "what": "Triton kernels that vLLM 0.28.0 runs for Qwen3.8-27B, compiled for sm_70 (a rank at TP=2)",
         "provenance": "computed",
         "command": "python scripts/triton_on_volta.py OUTPUT",
         "triton": triton.__version__,

@@ -18,9 +18,9 @@ from vllm.model_executor.models.llama import LlamaAttention, LlamaDecoderLayer, 
 from vllm.model_executor.models.qwen2 import Qwen2Attention, Qwen2DecoderLayer, Qwen2ForCausalLM, Qwen2MLP, Qwen2Model
 from vllm.model_executor.models.qwen3 import Qwen3Attention, Qwen3DecoderLayer, Qwen3ForCausalLM, Qwen3MLP, Qwen3Model
 from vllm.v1.attention.backend import AttentionType
-from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackendImpl, CPUAttentionMetadata, _get_attn_isa
 
 from engine import progress
+from engine.cpu.attention import Attention, Metadata
 from engine.cpu.layers import CpuRMSNorm, CpuSiluAndMul
 from engine.layers.linear import QuasarNvfp4LinearMethod
 from engine.limits import DECODER_HEAD_MULTIPLE, DECODER_MAX_HEAD
@@ -37,7 +37,6 @@ MODELS = (
     (Qwen2ForCausalLM, Qwen2Model, Qwen2DecoderLayer, Qwen2Attention, Qwen2MLP),
     (Qwen3ForCausalLM, Qwen3Model, Qwen3DecoderLayer, Qwen3Attention, Qwen3MLP),
 )
-ISA = "vec"  # vLLM's name for this layout of keys and values
 
 
 class Unfit(Exception):
@@ -89,8 +88,6 @@ class Decoder:
         self._cos_sin = rotary.cos_sin_cache.float().contiguous()
         tensors = [tensor for layer in layers for tensor in _tensors(layer)]
         first = self._attention[0]
-        isa = _get_attn_isa(torch.float32, config.cache_config.block_size, first.head_size)
-        _need(isa == ISA, f"attention lays its cache out for {isa}, not for {ISA}")
         shape = (groups.pop(), first.num_heads, first.num_kv_heads, eps.pop(), first.impl.scale)
         self._made = torch.ops.voltserve.decoder_make(tensors, self._inner.norm.weight, *shape)
 
@@ -121,7 +118,7 @@ class Decoder:
 
         return step
 
-    def _metadata(self, positions: torch.Tensor) -> CPUAttentionMetadata | None:
+    def _metadata(self, positions: torch.Tensor) -> Metadata | None:
         """The step's metadata, or None if the operation does not suit it. No layer has a window, so all share one."""
         tokens = positions.shape[0]
         if tokens > MAX_TOKENS or positions.dim() != 1:
@@ -129,8 +126,8 @@ class Decoder:
         by_layer = get_forward_context().attn_metadata
         if not isinstance(by_layer, dict):  # a warm-up step
             return None
-        metadata: CPUAttentionMetadata = by_layer[self._attention[0].layer_name]
-        known = metadata.causal and metadata.isa == ISA and metadata.num_actual_tokens == tokens
+        metadata: Metadata = by_layer[self._attention[0].layer_name]
+        known = metadata.causal and metadata.num_actual_tokens == tokens
         read_again = (metadata.max_query_len - 1) * metadata.max_seq_len
         return metadata if known and read_again <= MAX_READ_AGAIN else None
 
@@ -167,11 +164,9 @@ def _tensors(layer: Any) -> list[torch.Tensor]:
 
 def _need_attention(attention: Any) -> None:
     impl = attention.impl
-    _need(
-        isinstance(impl, CPUAttentionBackendImpl) and impl.attn_type == AttentionType.DECODER, "attention is not causal"
-    )
+    _need(isinstance(impl, Attention) and impl.attn_type == AttentionType.DECODER, "attention is not causal")
     plain = (impl.alibi_slopes, impl.sinks, impl.kv_sharing_target_layer_name) == (None, None, None)
-    _need(plain and impl.sliding_window == (-1, -1) and not impl.logits_soft_cap, "attention has a window or biases")
+    _need(plain and not impl.sliding_window and not impl.logits_soft_cap, "attention has a window or biases")
     _need(attention.kv_cache_torch_dtype == torch.float32, "the cache is not in float32")
     multiple, most = DECODER_HEAD_MULTIPLE, DECODER_MAX_HEAD
     size = attention.head_size

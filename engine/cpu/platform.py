@@ -22,6 +22,10 @@ class RecordingCpuPlatform(CpuPlatform):  # type: ignore[misc]  # vLLM's classes
     ray_device_key = "GPU"  # engine/cpu/ray.py
 
     @classmethod
+    def import_kernels(cls) -> None:
+        """Nothing: `engine.operators` has defined what vLLM's library would."""
+
+    @classmethod
     def check_and_update_config(cls, vllm_config: "VllmConfig") -> None:
         """Replaces an FP8 cache, which vLLM refuses on CPUs, by one in the activations' dtype.
 

@@ -1,6 +1,6 @@
 """vLLM's Ray executor on CPUs, so that a model split over machines can be tried without GPUs.
 
-vLLM 0.19.1 prevents this in four ways. Each is handled here:
+vLLM 0.28.0 prevents this in four ways. Each is handled here:
 
 - The CPU platform replaces `ray` by `mp` (vllm/platforms/cpu.py).
 - It has no name for its device among Ray's resources.

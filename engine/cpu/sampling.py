@@ -86,6 +86,8 @@ def seeded_among_few(original: Forward) -> Forward:
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         from vllm.v1.sample.ops import topk_topp_sampler
 
+        if sampler.use_fp64_gumbel:  # asked for by a flag; it keeps seeds in a mixed batch
+            return original(sampler, logits, generators, k, p)
         logits = topk_topp_sampler.apply_top_k_top_p_pytorch(logits, k, p, allow_cpu_sync=True)
         returned = None
         if sampler.logprobs_mode == "processed_logits":

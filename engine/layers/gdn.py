@@ -12,7 +12,7 @@ import torch
 from torch.nn import Parameter
 from vllm.config import VllmConfig
 from vllm.forward_context import get_forward_context
-from vllm.model_executor.layers.mamba.gdn_linear_attn import GatedDeltaNetAttention
+from vllm.model_executor.layers.mamba.gdn.qwen_gdn_linear_attn import QwenGatedDeltaNetAttention
 from vllm.model_executor.model_loader.weight_utils import sharded_weight_loader
 from vllm.platforms import current_platform
 
@@ -25,12 +25,13 @@ from quant.errors import QuantError
 DTYPES = {"cpu": torch.float32, "cuda": torch.float16}
 
 
-class GatedDeltaNet(GatedDeltaNetAttention):  # type: ignore[misc]  # vLLM's classes are untyped
+class GatedDeltaNet(QwenGatedDeltaNetAttention):  # type: ignore[misc]  # vLLM's classes are untyped
     """vLLM's layer, with convolution and delta rule by torch.ops.voltserve."""
 
     def __init__(self, config: Any, vllm_config: VllmConfig, **options: Any) -> None:
         """Raises QuantError if the kernels do not take the layer."""
         super().__init__(config, vllm_config, **options)
+        self._forward_method = self.forward_cuda  # on any device: projections, then `_forward_core`
         dtype = DTYPES[current_platform.device_type]
         _, state_dtype = self.get_state_dtype()
         bits = str(dtype).removeprefix("torch.")
@@ -87,4 +88,4 @@ class GatedDeltaNet(GatedDeltaNetAttention):  # type: ignore[misc]  # vLLM's cla
 def register() -> None:
     """Makes vLLM use the layer above if voltserve_kernels has code for this device. A second call does nothing."""
     if current_platform.device_type in kernel_devices():
-        GatedDeltaNetAttention.register_oot(GatedDeltaNet)
+        QwenGatedDeltaNetAttention.register_oot(GatedDeltaNet)

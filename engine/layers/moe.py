@@ -1,4 +1,4 @@
-"""The method of NVFP4 experts: vLLM's FusedMoE layers, each expert an NVFP4 gate, up and down projection.
+"""The method of NVFP4 experts: vLLM's RoutedExperts, each expert an NVFP4 gate, up and down projection.
 
 Routers stay in 16 bits. H is the model's width, and I this rank's part of an expert's width. Each expert's gate and up
 (w1, w3) form one matrix `w13` [2 I, H]. Its down (w2) is [H, I]. Factors are per row, so gate and up may have different
@@ -18,6 +18,7 @@ from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import Un
 from vllm.platforms import current_platform
 
 from engine import progress
+from engine.layers.experts import CpuExperts, routed
 from engine.layers.linear import choose_route
 from engine.layers.moe_slots import Slots, align, block_size
 from engine.ops import kernel_devices
@@ -44,7 +45,8 @@ class QuasarNvfp4MoEMethod(FusedMoEMethodBase):  # type: ignore[misc]  # vLLM's 
         self._layout = scheme.layout
         self._loaded: set[tuple[str, Projection, int]] = set()
         self.route = choose_route(kernel_devices(), current_platform.device_type, moe.in_dtype)
-        self._dense = UnquantizedFusedMoEMethod(moe) if self.route.name == "dense" else None
+        dense = CpuExperts if current_platform.device_type == "cpu" else UnquantizedFusedMoEMethod
+        self._dense = dense(moe) if self.route.name == "dense" else None
         self._activate = SiluAndMul()
 
     @property
@@ -138,11 +140,14 @@ class QuasarNvfp4MoEMethod(FusedMoEMethodBase):  # type: ignore[misc]  # vLLM's 
         x: torch.Tensor,
         topk_weights: torch.Tensor,
         topk_ids: torch.Tensor,
-        shared_experts_input: torch.Tensor | None,
+        shared_experts: Any = None,
+        shared_experts_input: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """x [M, H] to [M, H]; topk_weights float [M, k], topk_ids int [M, k]. vLLM adds shared experts."""
         if self._dense is not None:
-            dense: torch.Tensor = self._dense.apply(layer, x, topk_weights, topk_ids, shared_experts_input)
+            dense: torch.Tensor = self._dense.apply(
+                layer, x, topk_weights, topk_ids, shared_experts, shared_experts_input
+            )
             return dense
         tokens, top_k = topk_ids.shape
         experts: int = layer.w13_row_factor.shape[0]
@@ -151,27 +156,15 @@ class QuasarNvfp4MoEMethod(FusedMoEMethodBase):  # type: ignore[misc]  # vLLM's 
         down = self._gemm(layer, "w2", self._activate(gate_up), order, 1)
         return torch.bmm(topk_weights.to(down.dtype).unsqueeze(1), down.view(tokens, top_k, down.shape[1])).squeeze(1)
 
-    def apply_monolithic(self, layer: Any, x: torch.Tensor, router_logits: torch.Tensor) -> torch.Tensor:
+    def apply_monolithic(
+        self, layer: Any, x: torch.Tensor, router_logits: torch.Tensor, input_ids: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """x [M, H] and router_logits [M, E] to [M, H], on a CPU."""
         if self._dense is not None:
-            dense: torch.Tensor = self._dense.apply_monolithic(layer, x, router_logits)
+            dense: torch.Tensor = self._dense.apply_monolithic(layer, x, router_logits, input_ids)
             return dense
-        from vllm.model_executor.layers.fused_moe.cpu_fused_moe import select_experts
-
-        weights, ids = select_experts(
-            x,
-            router_logits,
-            layer.top_k,
-            layer.use_grouped_topk,
-            layer.renormalize,
-            layer.topk_group,
-            layer.num_expert_group,
-            layer.custom_routing_function,
-            layer.scoring_func,
-            layer.routed_scaling_factor,
-            layer.e_score_correction_bias,
-        )
-        return self.apply(layer, x, weights, ids, None)
+        weights, ids = routed(layer, x, router_logits)
+        return self.apply(layer, x, weights, ids)
 
     @property
     def _suffixes(self) -> tuple[str, str, str]:
@@ -192,7 +185,7 @@ class QuasarNvfp4MoEMethod(FusedMoEMethodBase):  # type: ignore[misc]  # vLLM's 
 
         def load(
             param: Parameter,
-            loaded: torch.Tensor,
+            loaded_weight: torch.Tensor,
             weight_name: str,
             shard_id: Projection,
             expert_id: int,
@@ -209,6 +202,7 @@ class QuasarNvfp4MoEMethod(FusedMoEMethodBase):  # type: ignore[misc]  # vLLM's 
                 shape[dim] *= self.moe.tp_size
             else:
                 shape = [1]
+            loaded = loaded_weight
             if loaded.dtype != dtype or (list(loaded.shape) != shape and [loaded.numel()] != shape):
                 where = f"{self._name(expert_id, shard_id)}.{suffix}"
                 raise QuantError(f"{where}: expected {dtype} {shape}, got {loaded.dtype} {list(loaded.shape)}", _REMEDY)

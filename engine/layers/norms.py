@@ -27,7 +27,8 @@ class UnitOffsetRMSNorm(GemmaRMSNorm):  # type: ignore[misc]  # vLLM's classes a
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """The norm of x [..., hidden_size]. With a residual it also returns the sum.
 
-        The sum is float32 if x is float16, as in vLLM. voltserve_kernels overwrites x and the residual.
+        The sum is float32 if x is float16, where it may overflow (Gemma's does). voltserve_kernels overwrites x and the
+        residual.
         """
         if self._factor is None:  # at the first call, when the weights are loaded
             self._factor = 1.0 + self.weight.data.float()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from vllm.model_executor.layers.fused_moe import FusedMoE
+from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
 from vllm.model_executor.layers.quantization.base_config import QuantizationConfig, QuantizeMethodBase
 from vllm.model_executor.layers.quantization.compressed_tensors.utils import should_ignore_layer
@@ -43,7 +43,9 @@ class QuasarNvfp4Config(QuantizationConfig):  # type: ignore[misc]  # vLLM's cla
         self.config = config
 
     @classmethod
-    def override_quantization_method(cls, hf_quant_cfg: Mapping[str, Any], user_quant: str | None) -> str | None:
+    def override_quantization_method(
+        cls, hf_quant_cfg: Mapping[str, Any], user_quant: str | None, hf_config: Any = None
+    ) -> str | None:
         """Claims NVFP4 checkpoints, whether the user named our method, their format's or none."""
         return NAME if user_quant in (None, *registry.engine_names()) and is_nvfp4(hf_quant_cfg) else None
 
@@ -59,7 +61,7 @@ class QuasarNvfp4Config(QuantizationConfig):  # type: ignore[misc]  # vLLM's cla
             progress.decision("activations", "16 bits or more (W4A16)", reason)
         return cls(read)
 
-    def maybe_update_config(self, model_name: str) -> None:
+    def maybe_update_config(self, model_name: str, hf_config: Any = None, revision: str | None = None) -> None:
         """Completes the config from the model's directory.
 
         quantize_config.json is needed if config.json describes no quantization; otherwise the two must agree. If the
@@ -99,11 +101,11 @@ class QuasarNvfp4Config(QuantizationConfig):  # type: ignore[misc]  # vLLM's cla
         """
         if isinstance(layer, VocabParallelEmbedding) and StoredDtypeEmbedding.suits(layer):
             return StoredDtypeEmbedding()
-        if not isinstance(layer, (LinearBase, FusedMoE)):
+        if not isinstance(layer, (LinearBase, RoutedExperts)):
             return None
         config = self._read_config()
         ignore = config.ignore or ()
-        if isinstance(layer, FusedMoE):
+        if isinstance(layer, RoutedExperts):
             ignored = ignores_experts(ignore, prefix, layer.global_num_experts)
             return None if ignored else QuasarNvfp4MoEMethod(prefix, config, layer.moe_config)
         ignored = should_ignore_layer(prefix, ignore, self.packed_modules_mapping)

@@ -14,9 +14,8 @@ from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import SamplingParams
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
-FLOAT32 = 3.4e38  # the largest, rounded down
 # Beyond these ranges a sampler's logits become infinite or NaN. vLLM bounds the other numbers.
-RANGES = {"temperature": (0.0, FLOAT32), "repetition_penalty": (1e-6, 1e6)}
+RANGES = {"repetition_penalty": (1e-6, 1e6)}
 # The most entries. Python loops over these lists at each token while all requests wait. Each of `n` is a request.
 MOST = {"stop": 256, "stop_token_ids": 1024, "bad_words": 1024, "logit_bias": 4096, "n": 128}
 TOKEN_LISTS = ("stop_token_ids", "allowed_token_ids", "logit_bias")

@@ -51,13 +51,13 @@ def _with_reason(event: str, cut: set[int]) -> str:
 def needs_whole(request: Any) -> bool:
     """Whether the stream must be made from the whole answer.
 
-    vLLM's own stream cuts a required call's arguments at braces inside strings, and parses the calls of several choices
-    with one parser.
+    vLLM's own stream cuts a required call's arguments at braces inside strings, and spaces a named call's otherwise than
+    the whole answer.
     """
     return (
         bool(request.tools)
         and request.tool_choice != "none"
-        and ((request.n or 1) > 1 or request.tool_choice == "required")
+        and ((request.n or 1) > 1 or request.tool_choice not in (None, "auto"))
     )
 
 
@@ -69,8 +69,8 @@ def events(answer: dict[str, Any], include_usage: bool) -> Iterator[str]:
         delta = {"role": message["role"], "content": message["content"] or ""}
         if message.get("reasoning"):
             delta["reasoning"] = message["reasoning"]
-        if message["tool_calls"]:
-            delta["tool_calls"] = [{"index": index, **call} for index, call in enumerate(message["tool_calls"])]
+        if calls := message.get("tool_calls"):
+            delta["tool_calls"] = [{"index": index, **call} for index, call in enumerate(calls)]
         said = {"index": choice["index"], "delta": delta, "logprobs": choice["logprobs"], "finish_reason": None}
         yield json.dumps({**head, "choices": [said]}, ensure_ascii=False)
         end = {"index": choice["index"], "delta": {}, "logprobs": None, "finish_reason": choice["finish_reason"]}

@@ -179,7 +179,7 @@ def judge(wanted: dict[str, Any], config: VllmConfig, tokenizer: Any, made: dict
 
 def _compile(wanted: dict[str, Any], config: VllmConfig, tokenizer: Any, made: dict[str, Any]) -> tuple[Any, Any]:
     params = SamplingParams(structured_outputs=StructuredOutputsParams(**wanted))
-    params._validate_structured_outputs(config.structured_outputs_config, tokenizer)
+    params._validate_structured_outputs(config.model_config, config.structured_outputs_config, tokenizer)
     name = params.structured_outputs._backend
     backend = made.get(name) or backends.make(name, config, tokenizer)
     grammar = backend.compile_grammar(*get_structured_output_key(params.structured_outputs))

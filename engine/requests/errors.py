@@ -13,7 +13,7 @@ from typing import Any
 
 from starlette.responses import JSONResponse
 from vllm.entrypoints.openai.engine.protocol import GenerationError
-from vllm.exceptions import VLLMNotFoundError, VLLMValidationError
+from vllm.exceptions import VLLMClientError, VLLMNotFoundError, VLLMUnprocessableEntityError, VLLMValidationError
 from vllm.logger import init_logger
 
 logger = init_logger("vllm.voltserve.requests")
@@ -28,7 +28,7 @@ MAX_MESSAGE = 500  # characters
 SHOWN = 60  # characters of a refused value
 
 # The exceptions that vLLM raises for an invalid request. Its own error handling answers them with 400.
-OF_REQUESTS = (ValueError, TypeError, OverflowError, NotImplementedError, RecursionError)
+OF_REQUESTS = (VLLMClientError, ValueError, TypeError, OverflowError, NotImplementedError, RecursionError)
 
 _NO_ROOM = re.compile(r"maximum context length is (\d+) tokens\. However, you requested (\d+) output tokens")
 _BEYOND = re.compile(r"(\w+)=(\d+) ?cannot be greater than (?:\w+=)+(\d+)")
@@ -37,6 +37,7 @@ _GRAMMAR = re.compile(r"[Gg]rammar|[Rr]egex|[Ss]chema|Choice")
 _GRAMMARS = ("structured_outputs", "response_format", "text", "tools")  # the fields that have one
 _OF_PROMPTS = re.compile(r"prompt cannot be empty|not (?:a )?multimodal")
 _TOOL_CHOICE = re.compile(r"tool[ _]choice")
+_REPETITION = re.compile(r"\b(?:min_count|(?:min|max)_pattern_size)\b")
 _PROMPTS = ("messages", "prompt", "input")
 BUDGETS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 # The engine's name of a field: the clients' names of it. The first one in the request counts.
@@ -105,7 +106,7 @@ def of_exception(error: BaseException, request: Mapping[str, Any]) -> RequestErr
         return error
     if isinstance(error, VLLMNotFoundError):
         return RequestError(readable(str(error)), code="not_found", status=404)
-    if isinstance(error, VLLMValidationError):
+    if isinstance(error, VLLMValidationError | VLLMUnprocessableEntityError):
         return of_message(str(error.args[0]), request, error.parameter)
     if callable(problems := getattr(error, "errors", None)):  # pydantic's
         return of_problems(problems(), request)
@@ -149,6 +150,8 @@ def of_message(message: str, request: Mapping[str, Any], param: str | None = Non
             param = _first(BUDGETS, request) or "max_tokens"
             message = f"{param}: {room[2]} leaves no room for a prompt in this model's context of {room[1]} tokens"
         code = "context_length_exceeded"
+    if param is None and _REPETITION.search(message):
+        param = _first(("repetition_detection",), request)
     if param is None:
         param = _named(message, request)
     if param is None and _TOOL_CHOICE.search(message):

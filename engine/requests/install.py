@@ -6,10 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from vllm.entrypoints.openai import server_utils
 
 from engine.requests import routes
 from engine.requests.errors import OF_REQUESTS, RequestError, cannot, of_exception
@@ -22,7 +22,7 @@ def into(build: Callable[..., Any]) -> Callable[..., Any]:
     def build_app(*args: Any, **kwargs: Any) -> Any:
         app = build(*args, **kwargs)
         app.router.routes[:0] = routes.routes()
-        app.add_exception_handler(server_utils.RequestValidationError, _refuse)
+        app.add_exception_handler(RequestValidationError, _refuse)
         for kind in OF_REQUESTS:
             app.add_exception_handler(kind, _refuse)
         app.add_exception_handler(HTTPException, _refuse_by_status)

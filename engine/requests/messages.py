@@ -4,7 +4,8 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pydantic import ValidationError
+from openai.types.chat import ChatCompletionMessageFunctionToolCallParam
+from pydantic import TypeAdapter, ValidationError
 from vllm.entrypoints.chat_utils import MM_PARSER_MAP
 
 from engine.requests.errors import RequestError, of_problems, shown
@@ -24,10 +25,25 @@ def check(messages: Any) -> None:
             raise RequestError(f"{path}: expected a string, got {shown(role)}", path, "invalid_type")
         check_parts(message.get("content"), f"messages.{index}.content")
         calls = message.get("tool_calls")
+        if calls is not None and not isinstance(calls, list):
+            path = f"messages.{index}.tool_calls"
+            raise RequestError(f"{path}: expected an array, got {shown(calls)}", path, "invalid_type")
         for number, call in enumerate(calls if isinstance(calls, list) else ()):
+            check_call(call, ("messages", index, "tool_calls", number))
             function = call.get("function") if isinstance(call, dict) else None
             if isinstance(function, dict) and "arguments" in function:
                 check_arguments(function["arguments"], f"messages.{index}.tool_calls.{number}.function.arguments")
+
+
+def check_call(call: Any, where: tuple[str | int, ...]) -> None:
+    """Raises RequestError unless `call`, at `where` in the body, is an earlier call as OpenAI's API has it.
+
+    vLLM's model validates calls apart from the body, so its errors have no place.
+    """
+    try:
+        _CALL.validate_python(call)
+    except ValidationError as error:
+        raise of_problems(error.errors(), call, where) from None
 
 
 def check_parts(content: Any, path: str) -> None:
@@ -39,6 +55,7 @@ def check_parts(content: Any, path: str) -> None:
             raise RequestError(f"{path}: expected one of {known}; got {shown(part['type'])}", path, "unsupported_value")
 
 
+_CALL = TypeAdapter(ChatCompletionMessageFunctionToolCallParam)
 _PARTS = frozenset(MM_PARSER_MAP) - {"image_pil", "thinking"}
 
 

@@ -18,7 +18,8 @@ from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionReque
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.entrypoints.openai.engine.protocol import ErrorResponse
 from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
-from vllm.entrypoints.utils import load_aware_call, with_cancellation
+from vllm.entrypoints.serve.utils.api_utils import load_aware_call, with_cancellation
+from vllm.exceptions import VLLMClientError
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from engine.requests import chat, completions, fields, messages, responses, tools
@@ -121,6 +122,8 @@ def _validate(model: Any, body: Body) -> Any:
         if problem.param is None:  # vLLM reads some fields before their types are checked
             _check_types(model, body)
         raise problem from None
+    except VLLMClientError as error:  # of vLLM's own validators
+        raise of_exception(error, body) from None
     except Exception as error:  # vLLM's validators read values before their types are checked
         _check_types(model, body)
         raise RequestError("the body is not valid") from error

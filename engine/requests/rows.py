@@ -49,6 +49,9 @@ def feeding_tokens(original: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(original)
     def prepare(runner: Any, *arguments: Any, **options: Any) -> None:
+        if runner._pp_recv_work is not None:  # with stages, the last one sends the tokens
+            runner._pp_recv_work.wait()
+            runner._pp_recv_work = None
         sampled = runner.input_batch.prev_sampled_token_ids
         if sampled is not None:  # a copy, since the tensor itself is being copied to the host
             runner.input_batch.prev_sampled_token_ids = sampled.clamp(min=0)

@@ -40,13 +40,15 @@ class _Isolating:
         super().__init__(*arguments, **options)
         guard(self.structured_output_manager)  # type: ignore[attr-defined]  # vLLM's
 
-    def _update_request_with_output(self, request: Request, new_token_ids: list[int]) -> tuple[list[int], bool]:
-        if NO_TOKEN in new_token_ids and not request.discard_latest_async_tokens:
+    def _update_request_with_output(
+        self, request: Request, new_token_ids: list[int], is_stale: bool = False
+    ) -> tuple[list[int], bool]:
+        if NO_TOKEN in new_token_ids:
             log.warning("request %s: no token is possible (NaN, or all masked); it fails", request.request_id)
             request.status = RequestStatus.FINISHED_ERROR
             request.stop_reason = IMPOSSIBLE
             return [], True
-        updated: tuple[list[int], bool] = super()._update_request_with_output(request, new_token_ids)  # type: ignore[misc]
+        updated: tuple[list[int], bool] = super()._update_request_with_output(request, new_token_ids, is_stale)  # type: ignore[misc]
         return updated
 
 
@@ -85,7 +87,8 @@ def guard(manager: StructuredOutputManager) -> None:
                 if name not in made:
                     made[name] = backends.make(name, config, manager.tokenizer)
                 backend = made[name]
-            guarded.inner = backend.compile_grammar(*wanted.structured_output_key)
+            stops = request.sampling_params.all_stop_token_ids
+            guarded.inner = backend.compile_grammar(*wanted.structured_output_key, stop_token_ids=stops)
             backends.check(guarded.inner)
             guarded.width = backend.allocate_token_bitmask(1).shape[1]
 

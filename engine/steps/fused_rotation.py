@@ -83,7 +83,7 @@ def _head(rotated: Any, rotation: Any, seen: Any) -> Head:
         raise NotFused("something else reads the rotated query or key")
     if is_item(rotated):  # of the split output of the GEMM
         return Head(_part(rotated))
-    if name_of(rotated) != "view" or name_of(rotated.args[0]) != "empty_like":
+    if name_of(rotated) != "view" or name_of(rotated.args[0]) not in ("empty", "empty_like"):
         raise NotFused("query or key comes from an unknown operation")
     made = rotated.args[0]
     norms = [user for user in made.users if op_of(user) == NORM]

@@ -79,7 +79,8 @@ def _or_eager(model: "nn.Module", module: Any, recorded: Step) -> Step:
             module._compiled_callable = None
             module.do_not_compile = True  # vLLM's name, too
             call_attention_directly(model)
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+            reason = " ".join(lines[:2])  # torch says first where, then what
             progress.decision(WHAT, "eager", f"they could not be recorded: {reason}")
             return module.forward(*inputs, **named)
 
@@ -137,7 +138,7 @@ def direct(graph: "fx.Graph") -> None:
     import torch
     from vllm.distributed.parallel_state import all_reduce
     from vllm.model_executor.layers.attention.attention import unified_attention_with_output
-    from vllm.model_executor.layers.fused_moe.runner import default_moe_runner as moe
+    from vllm.model_executor.layers.fused_moe.runner import moe_runner as moe
 
     operators = torch.ops.vllm
     functions = {

@@ -10,7 +10,7 @@
 #include "cpu/decoder.h"
 #include "cpu/kernels.h"
 #include "cpu/layout.h"
-#include "bindings/arguments.h"
+#include "bindings/paged_arguments.h"
 
 namespace {
 
@@ -85,7 +85,6 @@ int64_t make(std::vector<Tensor> tensors, Tensor final_norm, int64_t group_size,
   return static_cast<int64_t>(all().size()) - 1;
 }
 
-const int32_t *ints(const Tensor &tensor) { return static_cast<const int32_t *>(tensor.const_data_ptr()); }
 const int64_t *longs(const Tensor &tensor) { return static_cast<const int64_t *>(tensor.const_data_ptr()); }
 
 Tensor step(int64_t decoder, Tensor x, Tensor positions, Tensor cos_sin, std::vector<Tensor> caches, Tensor slots,
@@ -99,44 +98,21 @@ Tensor step(int64_t decoder, Tensor x, Tensor positions, Tensor cos_sin, std::ve
   expect("positions", positions, kCpu, ScalarType::Long, {m});
   expect("cos_sin", cos_sin, kCpu, ScalarType::Float, {-1, shape.dim});
   expect("slots", slots, kCpu, ScalarType::Long, {m});
-  expect("seq_lens", seq_lens, kCpu, ScalarType::Int, {-1});
-  const int64_t requests = seq_lens.size(0);
-  expect("query_start", query_start, kCpu, ScalarType::Int, {requests + 1});
-  expect("block_table", block_table, kCpu, ScalarType::Int, {requests, -1});
+  const PagedRequests requests = paged_requests(block_table, query_start, seq_lens, m);
   STD_TORCH_CHECK(caches.size() == made.layers.size(), "caches: expected one for each of ", made.layers.size(), " layers, got ",
                   caches.size());
-  STD_TORCH_CHECK(caches[0].dim() == 5, "caches: expected [2, pages, kv_heads, page_size, D], got ", describe(caches[0]));
-  const int64_t pages = caches[0].size(1), page_size = caches[0].size(3);
+  STD_TORCH_CHECK(caches[0].dim() == 5, "caches: expected [pages, 2, kv_heads, page_size, D], got ", describe(caches[0]));
+  const int64_t pages = caches[0].size(0), page_size = caches[0].size(3);
   expect_multiple("caches", "page_size", page_size, kPageUnit);
   std::vector<PagedCache> paged;
   for (const Tensor &cache : caches) {
-    expect("caches", cache, kCpu, ScalarType::Float, {2, pages, shape.kv_heads, page_size, shape.dim});
+    expect("caches", cache, kCpu, ScalarType::Float, {pages, 2, shape.kv_heads, page_size, shape.dim});
     auto *keys = static_cast<float *>(cache.mutable_data_ptr());
-    paged.push_back({keys, keys + cache.numel() / 2, page_size});
+    const int64_t half = shape.kv_heads * page_size * shape.dim;
+    paged.push_back({keys, keys + half, 2 * half, page_size});
   }
-  const StepBatch batch = {m,
-                           requests,
-                           block_table.size(1),
-                           longs(positions),
-                           longs(slots),
-                           static_cast<const float *>(cos_sin.const_data_ptr()),
-                           ints(block_table),
-                           ints(query_start),
-                           ints(seq_lens)};
-  // Wrong indexes would read and write anywhere in memory.
-  STD_TORCH_CHECK(batch.query_start[0] == 0 && batch.query_start[requests] == m, "query_start: expected 0 to ", m, ", got ",
-                  batch.query_start[0], " to ", batch.query_start[requests]);
-  for (int64_t r = 0; r < requests; ++r) {
-    const int64_t tokens = batch.query_start[r + 1] - batch.query_start[r], used = (batch.seq_lens[r] + page_size - 1) / page_size;
-    STD_TORCH_CHECK(tokens >= 0 && batch.seq_lens[r] >= tokens, "seq_lens: expected at least the ", tokens,
-                    " tokens of the step, got ", batch.seq_lens[r], " at [", r, "]");
-    STD_TORCH_CHECK(used <= batch.pages_per_request, "block_table: expected ", used, " pages for ", batch.seq_lens[r],
-                    " positions, got ", batch.pages_per_request);
-    for (int64_t p = 0; p < used; ++p) {
-      const int32_t page = batch.block_table[r * batch.pages_per_request + p];
-      STD_TORCH_CHECK(page >= 0 && page < pages, "block_table: expected 0 to ", pages - 1, ", got ", page);
-    }
-  }
+  expect_pages(requests, pages, page_size);
+  const StepBatch batch = {m, requests, longs(positions), longs(slots), static_cast<const float *>(cos_sin.const_data_ptr())};
   for (int64_t t = 0; t < m; ++t) {
     STD_TORCH_CHECK(batch.positions[t] >= 0 && batch.positions[t] < cos_sin.size(0), "positions: expected below ", cos_sin.size(0),
                     ", got ", batch.positions[t]);

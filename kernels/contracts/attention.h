@@ -1,5 +1,9 @@
 // The contract of the attention ops, torch.ops.voltserve.*, on a paged cache: keys and values lie in blocks, as vLLM keeps them.
-// They exist on GPUs only.
+// rotate_and_cache exists on GPUs only. On the CPU the other two take float32 instead of float16, and these shapes:
+//       k_cache      [blocks, H_kv, D, B], so that a vector holds several positions; B a multiple of kPageUnit
+//       v_cache      [blocks, H_kv, B, D]; both are dense within a block, with any stride between blocks
+//       q, out       D is a multiple of kHeadUnit up to kMaxHeadDim
+//   There the cost of a new token is that of a pass over its request's cache, so long prompts are computed elsewhere.
 //
 //   paged_attention(q, k_cache, v_cache, block_table, query_start, seq_lens, decode_query_len, max_query_len, scale, window,
 //                   soft_cap, out!) -> ()
@@ -26,3 +30,12 @@
 //       cos_sin      float16 [any, R], R a multiple of 4, at most D: per position the cosines of R / 2 angles, then the sines. Angle i
 //                    rotates dimensions i and i + R / 2 (halves), or 2 i and 2 i + 1. Dimensions from R on are unchanged.
 #pragma once
+
+namespace voltserve {
+
+// Units of the CPU's kernels.
+constexpr int kHeadUnit = 32;
+constexpr int kMaxHeadDim = 256;
+constexpr int kPageUnit = 16;
+
+}  // namespace voltserve

@@ -18,8 +18,8 @@
 //       The batch is R requests, of which query_start int32 [R + 1] says where tokens begin, seq_lens int32 [R] how many positions
 //       they have with these tokens, and block_table int32 [R, B] which pages. slots int64 [M]: where a token's k and v go,
 //       page * page_size + offset; a negative slot is written nowhere.
-//       caches: one per layer, float32 [2, pages, kv_heads, page_size, D], as vLLM 0.19.1's "vec" attention keeps them on x86: a
-//       page of keys of one head lies as [D, page_size], one of values as [page_size, D].
+//       caches: one per layer, float32 [pages, 2, kv_heads, page_size, D]: a page's keys, then its values. In it the keys of one head
+//       lie as [D, page_size], its values as [page_size, D] (contracts/attention.h).
 //
 // D is a multiple of kHeadUnit up to kMaxHeadDim, page_size a multiple of kPageUnit. Everything is computed in float32.
 // A bad argument raises RuntimeError with its name, what was expected and what was given.
@@ -27,6 +27,7 @@
 
 #include <cstdint>
 
+#include "contracts/attention.h"
 #include "contracts/nvfp4.h"
 
 namespace voltserve {
@@ -52,10 +53,6 @@ enum LayerTensor {
   kLayerTensors,
 };
 
-constexpr int kHeadUnit = 32;
-constexpr int kMaxHeadDim = 256;
-constexpr int kPageUnit = 16;
-
 struct DecoderLayer {
   const float *input_norm, *qkv_bias, *query_norm, *key_norm, *post_norm;  // bias and the norms of q and k may be null
   Nvfp4Matrix qkv, out, gate_up, down;
@@ -68,18 +65,24 @@ struct DecoderShape {
   int64_t qkv() const { return (heads + 2 * kv_heads) * dim; }
 };
 
-// One layer's cache.
+// One layer's cache: page p's keys are at keys + p * page_stride, its values likewise.
 struct PagedCache {
   float *keys, *values;
-  int64_t page_size;
+  int64_t page_stride, page_size;
+};
+
+// A step's requests; see above.
+struct PagedRequests {
+  int64_t count, pages_each;
+  const int32_t *block_table, *query_start, *seq_lens;
 };
 
 // A step's tokens; see above.
 struct StepBatch {
-  int64_t tokens, requests, pages_per_request;
+  int64_t tokens;
+  PagedRequests requests;
   const int64_t *positions, *slots;
   const float *cos_sin;
-  const int32_t *block_table, *query_start, *seq_lens;
 };
 
 }  // namespace voltserve

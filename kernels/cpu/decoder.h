@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "contracts/decoder.h"
+#include "cpu/attention.h"
 
 namespace voltserve::cpu {
 
@@ -23,7 +24,8 @@ class Decoder {
  private:
   struct Buffers;
 
-  void attention(const DecoderLayer &layer, const StepBatch &batch, const PagedCache &cache, Buffers &buffers);
+  void attention(const DecoderLayer &layer, const StepBatch &batch, const PagedCache &cache, PagedAttention &attention,
+                 Buffers &buffers);
 
   const float *final_norm_;
   std::mutex busy_;

@@ -54,20 +54,26 @@ void values_of(const PagedHead &head, const float *weights, int64_t begin, int64
   for (int v = 0; v < kVectors; ++v) Vector::store(out + v * Vector::width, sum[v]);
 }
 
-void attend(const PagedHead &head, const float *q, int64_t q_heads, float scale, int64_t begin, int64_t end,
+void attend(const PagedHead &head, const float *q, int64_t q_heads, float scale, float soft_cap, const Span &span,
             PartialAttention *partial, float *out) {
+  const auto [begin, end, hidden] = span;
   float weights[kSpan];
   const int64_t count = end - begin;
   for (int64_t h = 0; h < q_heads; ++h, q += head.dim, out += head.dim) {
     scores_of(head, q, scale, begin, end, weights);
-    const float highest = *std::max_element(weights, weights + count);
+    if (soft_cap != 0) {
+      for (int64_t i = 0; i < count; ++i) weights[i] = soft_cap * std::tanh(weights[i] / soft_cap);
+    }
+    const float highest = *std::max_element(weights + hidden, weights + count);
+    std::fill_n(weights, hidden, highest);
     std::fill(weights + count, weights + (count + kPageUnit - 1) / kPageUnit * kPageUnit, highest);
     for (int64_t i = 0; i < count; i += Vector::width) {
       Vector::store(weights + i, Vector::exp(Vector::sub(Vector::load(weights + i), Vector::set(highest))));
     }
+    std::fill_n(weights, hidden, 0.0f);
     float sum = 0;
-    for (int64_t i = 0; i < count; ++i) sum += weights[i];
-    for (int64_t d = 0; d < head.dim; d += kHeadUnit) values_of(head, weights, begin, end, d, out + d);
+    for (int64_t i = hidden; i < count; ++i) sum += weights[i];
+    for (int64_t d = 0; d < head.dim; d += kHeadUnit) values_of(head, weights + hidden, begin + hidden, end, d, out + d);
     partial[h] = {highest, sum};
   }
 }

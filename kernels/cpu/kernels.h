@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "contracts/decoder.h"
+#include "contracts/attention.h"
 #include "contracts/gdn.h"
 #include "contracts/nvfp4.h"
 
@@ -30,6 +30,11 @@ struct PagedHead {
 };
 constexpr int64_t kSpan = 512;  // the most positions of one call of attend; it may cross pages
 
+// Positions begin .. end, of which the first `hidden` are not seen; begin is a multiple of kPageUnit.
+struct Span {
+  int64_t begin, end, hidden;
+};
+
 // The softmax over a span: the highest score, and the sum of exp(score - highest).
 struct PartialAttention {
   float highest, sum;
@@ -53,9 +58,9 @@ struct Kernels {
   void (*rms_norm)(const float *x, float *residual, const float *weight, float eps, float *y, int64_t m, int64_t n);
   void (*silu_and_mul)(const float *x, float *y, int64_t m, int64_t n);
 
-  // out [q_heads, dim] = sum over positions begin..end of exp(scale q . key - highest) value, for the query heads q [q_heads, dim];
-  // begin is a multiple of kPageUnit.
-  void (*attend)(const PagedHead &head, const float *q, int64_t q_heads, float scale, int64_t begin, int64_t end,
+  // out [q_heads, dim] = sum over the span's positions of exp(score - highest) value, score = scale q . key, for the query heads
+  // q [q_heads, dim]. With a soft cap c, not 0, score is c tanh(score / c).
+  void (*attend)(const PagedHead &head, const float *q, int64_t q_heads, float scale, float soft_cap, const Span &span,
                  PartialAttention *partial, float *out);
   void (*norm_and_rotate)(float *x, int64_t heads, int64_t dim, const float *norm, float eps, const float *cos_sin);
 

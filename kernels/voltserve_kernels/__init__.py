@@ -65,6 +65,16 @@ def _silu_and_mul(x: torch.Tensor) -> torch.Tensor:
     return x.new_empty((*x.shape[:-1], x.shape[-1] // 2))
 
 
+@torch.library.register_fake("voltserve::rms_norm_to")
+def _rms_norm_to(y: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
+    return None
+
+
+@torch.library.register_fake("voltserve::rotary_embedding")
+def _rotary_embedding(*_arguments: object) -> None:
+    return None
+
+
 @torch.library.register_fake("voltserve::causal_conv1d")
 def _causal_conv1d(
     x: torch.Tensor,

@@ -79,12 +79,7 @@ def read_scheme(data: Mapping[str, object], source: str) -> Scheme:
     method = str(data.get("quant_method"))
     expected = f"expected one of {', '.join(known.name for known in formats)}"
     other = OTHERS.get(method)
-    if other is not None and other.volta:
-        raise QuantError(
-            f"{source}: quant_method: {expected}, got {method!r} ({other.what})",
-            "Serve it as it is, the engine knows it; only NVFP4 models are verified and converted",
-        )
-    described = repr(method) if other is None else f"{method!r} ({other.what}; on a V100: {other.why})"
+    described = repr(method) if other is None else f"{method!r} ({other.what})"
     raise QuantError(f"{source}: quant_method: {expected}, got {described}", "Choose an NVFP4 version of the model")
 
 

@@ -21,7 +21,7 @@ from quant.safetensors_header import Header
 from quant.verify import unserved
 from quant.verify.experts import compare_experts
 from quant.verify.files import Tensor, check_json_files, check_tokenizer, read_shards, tensors_of
-from quant.verify.findings import Finding, error, from_exception, info
+from quant.verify.findings import Finding, error, from_exception
 from quant.verify.layers import Modules, compare_siblings, compare_with_config, compare_with_scheme, sort_modules
 from quant.verify.tensor_parallel import Obstacle, obstacles
 
@@ -154,10 +154,6 @@ def _judge_architecture(config: Mapping[str, object], target: Target, findings: 
 def _judge_other(directory: Path, met: tuple[str, Other], target: Target, findings: list[Finding]) -> None:
     name, other = met
     where = "--quantization" if target.quantization else f"{CONFIG}: quant_method"
-    if by := other.computed_by(target.device):
-        remedy = "None needed; only NVFP4 models are verified layer by layer and converted"
-        findings.append(info("format", where, "", "NVFP4", f"{name} ({other.what}), served by {by}", remedy))
-        return
-    expected = f"a quantization that {ON[target.device]} has kernels for"
-    got = f"{name} ({other.what}): {other.obstacle(target.device)}"
+    expected = f"a quantization that the engine has kernels for on {ON[target.device]}"
+    got = f"{name} ({other.what}): {other.why}"
     findings.append(error("format", where, "", expected, got, other.remedy))

@@ -6,7 +6,6 @@ mkdir -p "$OUT" "$WORK/site" "$(dirname "$ARCHIVE")"
 if [[ ! -f $WORK/unpacked ]]; then
   tar xJf "$PACK/site.tar.xz" -C "$WORK/site" && tar xJf "$PACK/kernels.tar.xz" -C "$WORK/site" && touch "$WORK/unpacked"
 fi
-cp scripts/gpu_e2e/stand_ins/_C.py "$WORK/site/vllm/"  # perhaps newer than the pack
 export PYTHONPATH=$WORK/site:$PWD LD_LIBRARY_PATH=$WORK/site:${LD_LIBRARY_PATH:-}
 export VOLTSERVE_FORCE_VOLTA=1 HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 PYTHONUNBUFFERED=1 VLLM_CACHE_ROOT=$WORK/cache
 

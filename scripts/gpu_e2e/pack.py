@@ -2,15 +2,14 @@
 
 .venv/bin/python -m scripts.gpu_e2e.pack [--requirements FILE] [--model models/smollm2-nvfp4]
 
-site.tar.xz      vLLM's Python files with stand_ins/ in place of its compiled operators, wheels of --requirements,
-                 and the overlay's entry points
-kernels.tar.xz   voltserve_kernels of build/wheels with libcudart, as `make kernels-cuda` left them, and
-                 stand_ins/vllm_ops.cu, compiled
+site.tar.xz      vLLM's Python files, wheels of --requirements, and the overlay's entry points
+kernels.tar.xz   voltserve_kernels of build/wheels with libcudart, as `make kernels-cuda` left them
 model.00 …       the model as tar.xz in parts of 54 MiB, its Q8_0 embedding as it was in the GGUF
 questions.json, tokenizer/    what answers.py asks, and the model's tokenizer for random models
 """
 
 import argparse
+import importlib.metadata
 import importlib.util
 import io
 import json
@@ -30,7 +29,6 @@ from scripts.gpu_e2e.answers import make_questions
 
 ROOT = Path(__file__).resolve().parents[2]
 OUT = ROOT / "build" / "gpu_e2e"
-STAND_INS = Path(__file__).parent / "stand_ins"
 PART_BYTES = 54 << 20
 PLATFORMS = (
     *(f"manylinux_2_{minor}_x86_64" for minor in (5, 12, 17, 24, 28, 31, 34, 35)),
@@ -40,7 +38,7 @@ PLATFORMS = (
 # What no trial reads or imports.
 LEFT_OUT = (
     *("pycountry/locales", "pycountry/tests", "mistral_common/data", "numpy", "numpy.libs"),
-    *("outlines_core", "lm_format_enforcer", "supervisor", "depyf", "astor"),
+    *("outlines_core", "lm_format_enforcer", "supervisor", "depyf", "astor", "xgrammar/lib"),
 )
 EMBEDDING = "model.embed_tokens.weight"
 Q8_BLOCK = 32
@@ -105,21 +103,10 @@ def lay_out_site(folder: Path, requirements: Path | None) -> None:
         raise SystemExit("vllm: expected it to be installed, found none; run `make setup`")
     vllm = folder / "vllm"
     shutil.copytree(Path(spec.origin).parent, vllm, ignore=shutil.ignore_patterns("*.so", "__pycache__", "benchmarks"))
-    shutil.copy(STAND_INS / "_C.py", vllm / "_C.py")
-    (vllm / "_C_stable_libtorch.py").touch()
-    interface = vllm / "vllm_flash_attn" / "__init__.py"
-    interface.write_text(
-        "def __getattr__(name):\n"
-        "    def missing(*args, **kwargs):\n"
-        "        raise ImportError('FlashAttention is not part of this trial')\n"
-        "    return missing\n"
-    )
-    (folder / "xgrammar").mkdir()
-    # Its wheel is too large to carry; vLLM names its types when it is imported.
-    (folder / "xgrammar" / "__init__.py").write_text("def __getattr__(name):\n    return object\n")
-    metadata = folder / "vllm-0.19.1.dist-info"
+    version = importlib.metadata.version("vllm").partition("+")[0]
+    metadata = folder / f"vllm-{version}.dist-info"
     metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.19.1\n")
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n")
     overlay = folder / "voltserve-0.1.0.dist-info"
     overlay.mkdir()
     (overlay / "METADATA").write_text("Metadata-Version: 2.1\nName: voltserve\nVersion: 0.1.0\n")
@@ -130,28 +117,11 @@ def lay_out_site(folder: Path, requirements: Path | None) -> None:
 
 
 def lay_out_kernels(folder: Path) -> None:
-    """voltserve_kernels, the CUDA 12 runtime they are linked with, the yardsticks' library, and vLLM's stand-ins."""
+    """voltserve_kernels, the CUDA 12 runtime they are linked with, and the yardsticks' library."""
     (wheel,) = (ROOT / "build" / "wheels").glob("voltserve_kernels-*.whl")
     zipfile.ZipFile(wheel).extractall(folder)  # noqa: S202 - our own
     for name in ("libcudart.so.12", "libvoltserve_cuda.so"):
         shutil.copy(ROOT / "build" / "cuda" / name, folder)
-    (folder / "vllm").mkdir()
-    compile_stand_ins(folder / "vllm" / "vllm_ops.so")
-
-
-def compile_stand_ins(target: Path) -> None:
-    """stand_ins/vllm_ops.cu, for GPUs after Volta."""
-    cuda = Path(
-        subprocess.run([ROOT / "scripts" / "fetch_nvcc.sh"], check=True, capture_output=True, text=True).stdout.strip()
-    )
-    home = Path(torch.__file__).parent
-    flags = ["-gencode", "arch=compute_80,code=compute_80", "-O3", "-std=c++17", "-Xcompiler", "-fPIC", "-DUSE_CUDA"]
-    flags += ["-DTORCH_TARGET_VERSION=0x020a000000000000", "-isystem", str(home / "include")]
-    with tempfile.TemporaryDirectory() as scratch:
-        compiled = f"{scratch}/vllm_ops.o"
-        subprocess.run([cuda / "bin" / "nvcc", *flags, "-c", STAND_INS / "vllm_ops.cu", "-o", compiled], check=True)
-        libraries = [f"-L{home / 'lib'}", "-ltorch_cpu", "-ltorch_cuda", f"-L{cuda / 'lib64'}", "-lcudart"]
-        subprocess.run(["g++", "-shared", compiled, "-o", target, *libraries], check=True)
 
 
 def lay_out_model(model: Path, folder: Path) -> None:

@@ -81,7 +81,7 @@ class ConfiguredCommand(TyperCommand):
             return
         formatter.write_paragraph()
         formatter.write_text(
-            "Any flag of vLLM 0.19.1's server is passed on to the engine: --max-model-len 8192, --enforce-eager. "
+            "Any flag of vLLM 0.28.0's server is passed on to the engine: --max-model-len 8192, --enforce-eager. "
             f"Each flag is also a variable: {variable_name('max-model-len')}=8192."
         )
 

@@ -1,4 +1,4 @@
-"""Flags as data: what vLLM 0.19.1's server accepts, and how a flag's text becomes a typed value.
+"""Flags as data: what vLLM 0.28.0's server accepts, and how a flag's text becomes a typed value.
 
 `scripts/engine_flags.py` generates `configs/engine_flags.json` from vLLM's own parser. So flags are checked without
 importing vLLM and before anything starts, and an error names the nearest valid flag.
@@ -43,7 +43,7 @@ REFUSED = MappingProxyType(
     }
 )
 
-# Flags in documents of older vLLM releases that 0.19.1's parser no longer knows, with their meaning today.
+# Flags in documents of older vLLM releases that 0.28.0's parser no longer knows, with their meaning today.
 RETIRED = MappingProxyType(
     {"disable-log-requests": "removed from vLLM: requests are not logged unless --enable-log-requests is given"}
 )

@@ -9,7 +9,7 @@ from server.errors import ConfigError, PreflightError
 
 
 def unused_cards(presets: Mapping[str, Preset], devices: Devices, *, cpu_engine: bool) -> list[Decision]:
-    """A decision to report where the engine is vLLM's CPU build, but the CUDA build would use the machine's cards."""
+    """A decision to report where the engine is the CPU build, but the CUDA build would use the machine's cards."""
     ours = {preset.match.capability for preset in presets.values() if preset.match is not None}
     if not cpu_engine or not ours.intersection(gpu.capability for gpu in devices.gpus):
         return []
@@ -23,7 +23,7 @@ def select_preset(presets: Mapping[str, Preset], devices: Devices, *, cpu_engine
     Args:
         presets: all presets, by name.
         devices: what was found on this machine.
-        cpu_engine: whether the installed engine is vLLM's CPU build, which cannot use a GPU.
+        cpu_engine: whether the installed engine is the CPU build, which cannot use a GPU.
 
     Raises:
         ConfigError: no preset covers the GPUs found; lists the presets and says how to pick one.
@@ -33,7 +33,7 @@ def select_preset(presets: Mapping[str, Preset], devices: Devices, *, cpu_engine
     if not cpu_engine and not found:
         example = next(name for name, preset in presets.items() if preset.match and not preset.extends)
         raise PreflightError(
-            f"no GPU: {devices.reason}, and the installed engine is vLLM's CUDA build. In a container: start it with "
+            f"no GPU: {devices.reason}, and the installed engine is the GPU build. In a container: start it with "
             "--gpus all on a machine with the NVIDIA Container Toolkit (is nvidia-smi fine on the machine itself?), or "
             "use the -cpu image. Without one: `make setup ENGINE=cpu` installs the CPU engine. To look, as explain "
             f"and plan do, name a preset: --preset {example}"

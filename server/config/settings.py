@@ -345,12 +345,13 @@ def _preset_environment(preset: Preset, cpu_ranks: int, decisions: list[Decision
 
 
 def engine_is_cpu_build() -> bool:
-    """Whether the installed vLLM is its CPU build.
+    """Whether the installed engine has kernels for CPUs only.
 
     Raises:
         ConfigError: none is installed.
     """
     try:
-        return "cpu" in importlib.metadata.version("vllm")
+        importlib.metadata.version("vllm")
+        return "cuda" not in importlib.metadata.version("voltserve-kernels")
     except importlib.metadata.PackageNotFoundError as error:
-        raise ConfigError("no engine is installed: vLLM is missing from this Python; run `make setup`") from error
+        raise ConfigError(f"no engine is installed: {error.name} is missing from this Python; run `make setup`") from error

@@ -22,10 +22,10 @@ def check_engine(gpus: Sequence[Gpu], *, cpu_engine: bool) -> Iterator[Finding]:
     cards = ", ".join(f"{gpu.name} ({gpu.capability})" for gpu in gpus)
     if not cpu_engine and not gpus:
         remedy = "`make setup ENGINE=cpu` installs the CPU engine; with a card, look at the driver"
-        yield Finding("error", "engine", "engine", "a card for vLLM's CUDA build", "no card", remedy)
+        yield Finding("error", "engine", "engine", "a card for the GPU build", "no card", remedy)
     elif cpu_engine and any(gpu.capability == V100 for gpu in gpus):
         remedy = "`make setup ENGINE=gpu` installs the engine that uses them"
-        yield Finding("warning", "engine", "engine", f"vLLM's CUDA build for {cards}", "vLLM's CPU build", remedy)
+        yield Finding("warning", "engine", "engine", f"the GPU build for {cards}", "the CPU build", remedy)
     else:
         yield Finding("ok", "engine", "engine", "one for this machine", "CPU build" if cpu_engine else "CUDA build")
 

@@ -1,4 +1,4 @@
-"""The key/value cache of one GPU, laid out as vLLM 0.19.1 does it (vllm/v1/core/kv_cache_utils.py, read, not copied).
+"""The key/value cache of one GPU, laid out as vLLM 0.28.0 does it (vllm/v1/core/kv_cache_utils.py, read, not copied).
 
 The cache is one pool of blocks. A block has `block_size` tokens of one layer in each of `pools` layers that lie side by
 side; layers of another kind (a sliding window, a recurrent state) take blocks of the same size from the same pool, in

@@ -16,7 +16,7 @@ from server.plan.model import Model
 from server.plan.weights import Split, stage_layers, stage_weights
 
 NETWORKS_GBIT = (1, 10, 25)
-# Of vLLM 0.19.1's generating models, the classes without `SupportsPP`: no layer can be left to another stage.
+# Of vLLM 0.28.0's generating models, the classes without `SupportsPP`: no layer can be left to another stage.
 NO_STAGES = frozenset(
     {
         *("AriaForConditionalGeneration", "CohereAsrForConditionalGeneration", "FireRedASR2ForConditionalGeneration"),
@@ -122,7 +122,7 @@ def obstacle(model: Model, split: Split) -> str:
         return ""
     if model.architecture in NO_STAGES:
         return (
-            f"--pipeline-parallel-size {split.pipeline}: vLLM 0.19.1's {model.architecture} cannot be cut into stages "
+            f"--pipeline-parallel-size {split.pipeline}: vLLM 0.28.0's {model.architecture} cannot be cut into stages "
             "(it is no SupportsPP); take tensor parallelism, inside one machine"
         )
     if len(model.kinds) < split.pipeline:

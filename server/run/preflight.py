@@ -25,8 +25,8 @@ def check(config: Config) -> tuple[Decision, ...]:
     check_speculation(config, seen)
     check_gpus(config)
     check_ray(config)
-    checked = (other_quantization(seen), check_memory(config))
-    return tuple(decision for decision in checked if decision is not None)
+    planned = check_memory(config)
+    return () if planned is None else (planned,)
 
 
 def check_speculation(config: Config, seen: Examination) -> None:
@@ -82,14 +82,6 @@ def check_ray(config: Config) -> None:
             "--distributed-executor-backend ray: Ray is absent from this Python. `make setup-ray` installs it, and the "
             "-ray images have it; docs/cluster.md says how machines are put together"
         )
-
-
-def other_quantization(seen: Examination) -> Decision | None:
-    """The decision for a model in another quantization than NVFP4."""
-    if seen.other is None or seen.target.device == "gpu":
-        return None
-    name, other = seen.other
-    return Decision("quantization", name, f"{other.what}; {other.computed_by(seen.target.device)}")
 
 
 def check_memory(config: Config) -> Decision | None:

@@ -50,7 +50,7 @@ def test_the_model_directory_has_no_default() -> None:
 @pytest.mark.parametrize(("service", "suffix"), [("gpu", "cu128"), ("multi", "cu128"), ("cpu", "cpu")])
 def test_the_images_are_those_that_docker_build_sh_tags(service: str, suffix: str) -> None:
     entry = COMPOSE["services"][service]
-    assert entry["image"] == "${%s_IMAGE:-voltserve:%s-vllm0.19.1-%s}" % (  # noqa: UP031  # braces are Compose's
+    assert entry["image"] == "${%s_IMAGE:-voltserve:%s-vllm0.28.0-%s}" % (  # noqa: UP031  # braces are Compose's
         "CPU" if suffix == "cpu" else "GPU", VERSION, suffix
     )  # fmt: skip
     assert f"\nFROM {entry['build']['target']}-environment AS {entry['build']['target']}\n" in DOCKERFILE

@@ -28,7 +28,7 @@ def test_every_service_runs_a_ray_image_that_is_built(name: str) -> None:
     target = service["build"]["target"]
     kind = target.removesuffix("-ray")
     suffix = {"gpu": "cu128", "cpu": "cpu"}[kind]
-    assert service["image"] == f"${{{kind.upper()}_RAY_IMAGE:-voltserve:{VERSION}-vllm0.19.1-{suffix}-ray}}"
+    assert service["image"] == f"${{{kind.upper()}_RAY_IMAGE:-voltserve:{VERSION}-vllm0.28.0-{suffix}-ray}}"
     assert f"\nFROM {kind} AS {target}\n" in DOCKERFILE
     assert "ray.lock" in DOCKERFILE.split(f" AS {target}\n")[1].split("\nFROM ")[0]
     assert f"[{target}]={suffix}-ray" in (ROOT / "scripts/docker_build.sh").read_text()

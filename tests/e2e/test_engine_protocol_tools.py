@@ -41,7 +41,7 @@ def whole(service: Service, **body: Any) -> list[dict[str, Any]]:
     choices: list[dict[str, Any]] = reply.json()["choices"]
     return [
         {
-            "calls": [call["function"] for call in choice["message"]["tool_calls"]],
+            "calls": [call["function"] for call in choice["message"].get("tool_calls", [])],
             "content": choice["message"]["content"] or "",
             "finish_reason": choice["finish_reason"],
         }

@@ -83,9 +83,18 @@ def events(text: str) -> list[dict[str, Any]]:
 
 
 def forms(stream: list[dict[str, Any]]) -> set[str]:
-    """What kinds of events there are: their fields in order, and in which of them the usage has any."""
+    """What kinds of events there are: their fields in order, and in which of them the usage has any.
+
+    vLLM names its fingerprint in a stream's last event. That is the usage's, which the gateway asks for and takes out.
+    """
     return {
-        str([(name, value and list(value) if name in {"usage", "choices"} else None) for name, value in one.items()])
+        str(
+            [
+                (name, value and list(value) if name in {"usage", "choices"} else None)
+                for name, value in one.items()
+                if name != "system_fingerprint"
+            ]
+        )
         for one in ({**event, "choices": [list(choice) for choice in event["choices"]]} for event in stream)
     }
 

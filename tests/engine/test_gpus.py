@@ -37,7 +37,7 @@ def test_another_value_of_the_force_variable_is_an_error() -> None:
         gpus.forced({FORCE_VOLTA: "yes"})
 
 
-def test_vllms_cpu_build_gets_the_platform_for_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_for_cpus_get_the_platform_for_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpus, "visible", lambda: (Gpu(0, "Tesla V100", (7, 0)),))
     assert plugin.platform() == "engine.cpu.platform.RecordingCpuPlatform"
 
@@ -46,23 +46,23 @@ def test_vllms_cpu_build_gets_the_platform_for_cpus(monkeypatch: pytest.MonkeyPa
     ("capabilities", "expected"),
     [
         ([(7, 0)], "engine.platform.VoltaPlatform"),
-        ([(9, 0)], None),
-        ([], None),
+        ([], "engine.cpu.platform.RecordingCpuPlatform"),
         # Refused later, in `register`: here vLLM would swallow the error and take its own platform.
+        ([(9, 0)], "engine.platform.VoltaPlatform"),
         ([(7, 0), (9, 0)], "engine.platform.VoltaPlatform"),
     ],
 )
 def test_the_platform_plugin_answers_by_the_gpus(
     monkeypatch: pytest.MonkeyPatch, capabilities: list[tuple[int, int]], expected: str | None
 ) -> None:
-    monkeypatch.setattr(gpus, "engine_is_cuda_build", lambda: True)
+    monkeypatch.setattr(gpus, "kernels_are_for_gpus", lambda: True)
     found = tuple(Gpu(index, "GPU", capability) for index, capability in enumerate(capabilities))
     monkeypatch.setattr(gpus, "visible", lambda: found)
     assert plugin.platform() == expected
 
 
 def test_mixed_gpus_stop_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpus, "engine_is_cuda_build", lambda: True)
+    monkeypatch.setattr(gpus, "kernels_are_for_gpus", lambda: True)
     monkeypatch.setattr(gpus, "visible", lambda: (Gpu(0, "Tesla V100", (7, 0)), Gpu(1, "NVIDIA H200", (9, 0))))
     plugin.register.cache_clear()
     with pytest.raises(ValueError, match=r"GPU 1 NVIDIA H200 \(9\.0\)"):

@@ -26,8 +26,9 @@ def constant(path: str, name: str) -> int:
         (limits.NORM_MULTIPLE, "cuda/norm/args.h", "kNormNumbers"),
         (limits.NORM_MAX, "cuda/norm/args.h", "kMaxHidden"),
         (limits.CONV_TAPS, "contracts/gdn.h", "kConvTaps"),
-        (limits.DECODER_HEAD_MULTIPLE, "contracts/decoder.h", "kHeadUnit"),
-        (limits.DECODER_MAX_HEAD, "contracts/decoder.h", "kMaxHeadDim"),
+        (limits.DECODER_HEAD_MULTIPLE, "contracts/attention.h", "kHeadUnit"),
+        (limits.DECODER_MAX_HEAD, "contracts/attention.h", "kMaxHeadDim"),
+        (limits.PAGE_MULTIPLE, "contracts/attention.h", "kPageUnit"),
     ],
 )
 def test_a_limit_is_the_kernels(limit: int, path: str, name: str) -> None:

@@ -20,11 +20,10 @@ ROOT = Path(__file__).parents[2]
     [
         ([V100], False, "Volta"),
         ([V100, Gpu(1, "Tesla V100-PCIE-32GB", (7, 0))], False, "Volta"),
-        ([A100], False, "CUDA"),
-        ([], False, "CUDA"),
+        ([], False, "CPU"),
         ([A100], True, "Volta"),
         ([V100, A100], True, "Volta"),
-        ([], True, "CUDA"),
+        ([], True, "CPU"),
     ],
 )
 def test_the_platform_follows_from_every_visible_gpu(gpus: list[Gpu], forced: bool, expected: str) -> None:
@@ -33,12 +32,13 @@ def test_the_platform_follows_from_every_visible_gpu(gpus: list[Gpu], forced: bo
     assert all(gpu.name in chosen.reason for gpu in gpus)
 
 
-@pytest.mark.parametrize("gpus", [[V100, A100], [A100, V100]])
-def test_mixed_gpus_are_refused_by_name(gpus: list[Gpu]) -> None:
+@pytest.mark.parametrize("gpus", [[V100, A100], [A100, V100], [A100]])
+def test_other_gpus_are_refused_by_name(gpus: list[Gpu]) -> None:
     problem = volta.choose_platform(gpus, forced=False).problem
     assert problem is not None
     assert all(str(gpu) in problem for gpu in gpus)
-    assert "CUDA_VISIBLE_DEVICES" in problem
+    assert ("CUDA_VISIBLE_DEVICES" in problem) == (V100 in gpus)
+    assert "--volta force" in problem
 
 
 def test_a_forced_platform_says_so() -> None:

@@ -1,59 +1,38 @@
 """What a V100's step of a model is recorded and fused as, without a GPU: `python -m tests.engine.volta_recorded MODEL`.
 
-Tensors have shapes but no numbers (device meta), vLLM's compiled operators only the schemas of those that stand in for
-them in trials (scripts/gpu_e2e/). Prints the names of what the recorded step calls, one a line.
+Tensors have shapes but no numbers (device meta), and vLLM's operators are ours (engine/operators.py). Prints the names
+of what the recorded step calls, one a line.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sys
-import types
-from pathlib import Path
 from typing import Any
-from unittest import mock
 
 os.environ["VLLM_DISABLE_SHARED_EXPERTS_STREAM"] = "1"  # it would be made on a GPU
 
 import torch
 import vllm.platforms
 
-from engine import gpus
+from engine import gpus, operators
 from engine.steps import fusion, recording
 
 patched_gpus: Any = gpus
 patched_recording: Any = recording
 
-STAND_INS = Path(__file__).parents[2] / "scripts" / "gpu_e2e" / "stand_ins" / "_C.py"
 TOKENS = 16
-
-
-class _Anything(types.ModuleType):
-    """A module in which every name is a function that is never called here."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return lambda *_args, **_options: None
 
 
 def pretend() -> None:
     """vLLM's CUDA platform for two V100s, as far as its classes ask."""
-    for name in ("vllm._C", "vllm._C_stable_libtorch", "vllm.vllm_flash_attn"):
-        sys.modules[name] = _Anything(name)
+    operators.install()
     patched_gpus.physical_indexes = lambda: (0, 1)
     from engine.platform import VoltaPlatform
 
     VoltaPlatform.is_fully_connected = classmethod(lambda _cls, _ids: False)
     VoltaPlatform.get_device_name = classmethod(lambda _cls, _index=0: "Tesla V100")
     vllm.platforms._current_platform = VoltaPlatform()
-    spec = importlib.util.spec_from_file_location("stand_ins", STAND_INS)
-    assert spec is not None and spec.loader is not None
-    stand_ins = importlib.util.module_from_spec(spec)
-    with mock.patch.object(torch.ops, "load_library"):  # which would be of their code
-        spec.loader.exec_module(stand_ins)
-    sys.modules["stand_ins"] = stand_ins  # what it defines ends with it
 
 
 def config_of(model: str) -> Any:
@@ -117,6 +96,10 @@ def main() -> None:
         return lambda *_inputs: (torch.empty(TOKENS, config.model_config.get_hidden_size(), device="meta"),)
 
     patched_recording.replay_fused = keep
+    import vllm.ir
+
+    config.kernel_config.ir_op_priority.set_default()  # as vLLM's worker does
+    vllm.ir.set_default_torch_wrap(config.compilation_config.ir_enable_torch_wrap)
     with set_current_vllm_config(config):
         model = build(config)
         inputs = torch.zeros(TOKENS, dtype=torch.long, device="meta")

@@ -112,7 +112,7 @@ class Requests:
         pages_each = math.ceil(max(lengths) / PAGE) + 1
         order = torch.randperm(len(lengths) * pages_each, generator=model.random).to(torch.int32)
         self.block_table = order.view(len(lengths), pages_each)
-        shape = (2, order.numel(), model.kv_heads, PAGE, model.dim)
+        shape = (order.numel(), 2, model.kv_heads, PAGE, model.dim)
         # What was never written must not count.
         self.caches = [torch.full(shape, torch.nan) for _ in range(model.layers)]
         self.embeddings = [torch.randn(length, model.hidden, generator=model.random) for length in lengths]

@@ -64,7 +64,7 @@ class Clone:
     def __init__(self, tmp_path: Path) -> None:
         self.root = tmp_path / "clone"
         self.log = tmp_path / "log"
-        for folder in ("scripts", "requirements", "kernels", "packaging"):
+        for folder in ("scripts", "requirements", "kernels"):
             shutil.copytree(ROOT / folder, self.root / folder, ignore=shutil.ignore_patterns("__pycache__", "build"))
         shutil.copy(ROOT / "pyproject.toml", self.root)
         # `python -m venv DIR` makes a folder with the same two fakes; cuda_wheel.sh is asked for a wheel.
@@ -98,14 +98,17 @@ def locks(asked: list[str]) -> set[str]:
     return set(re.findall(r"requirements/(\w+)\.lock", " ".join(asked)))
 
 
-def test_a_v100_gets_the_gpu_engine_with_our_kernels_and_no_stand_in_for_vllm(tmp_path: Path) -> None:
+def has_gpu_kernels(asked: list[str]) -> bool:
+    return any(line.startswith("cuda_wheel.sh") for line in asked)
+
+
+def test_a_v100_gets_the_gpu_engine_with_our_kernels(tmp_path: Path) -> None:
     said, asked = Clone(tmp_path).setup(tmp_path, V100, WITH_RAY="1")
     assert "the gpu engine (nvidia-smi lists 1 × Tesla V100-SXM2-16GB" in said
-    assert {"gpu", "dev", "ray"} <= locks(asked)
-    assert not {"cpu", "torch"} & locks(asked)
+    assert {"torch", "engine", "vllm", "dev", "ray"} <= locks(asked)
+    assert not [line for line in asked if "+cpu" in line]
     assert any(line.startswith("cuda_wheel.sh") for line in asked)
     assert any(line.endswith("voltserve_kernels-cuda.whl") for line in asked)
-    assert not [line for line in asked if "vllm-cpu-metadata" in line]
 
 
 def test_a_second_run_installs_nothing(tmp_path: Path) -> None:
@@ -122,11 +125,21 @@ def test_another_engine_makes_the_environment_anew(tmp_path: Path) -> None:
     said, asked = clone.setup(tmp_path, ENGINE="gpu")
     assert ".venv held the cpu engine and is made anew" in said
     assert any("-m venv --clear .venv" in line for line in asked)
-    assert "gpu" in locks(asked)
+    assert has_gpu_kernels(asked)
     said, asked = clone.setup(tmp_path, ENGINE="cpu")
     assert ".venv held the gpu engine and is made anew" in said
-    assert {"cpu", "dev"} <= locks(asked)
-    assert "gpu" not in locks(asked)
+    assert {"engine", "vllm", "dev"} <= locks(asked)
+    assert not has_gpu_kernels(asked)
+
+
+def test_another_vllm_makes_the_environment_anew(tmp_path: Path) -> None:
+    """Its files would lie beside the former one's, in the same folder."""
+    clone = Clone(tmp_path)
+    clone.setup(tmp_path)
+    with (clone.root / "requirements/vllm.lock").open("a") as lock:
+        lock.write("# another\n")
+    _, asked = clone.setup(tmp_path)
+    assert any("-m venv --clear .venv" in line for line in asked)
 
 
 def test_an_environment_from_before_engines_could_be_chosen_is_a_cpu_engine_s(tmp_path: Path) -> None:
@@ -137,7 +150,7 @@ def test_an_environment_from_before_engines_could_be_chosen_is_a_cpu_engine_s(tm
     said, asked = clone.setup(tmp_path)
     assert not [line for line in asked if line.startswith("uv")], said
     said, asked = clone.setup(tmp_path, V100)
-    assert "gpu" in locks(asked)
+    assert has_gpu_kernels(asked)
 
 
 def test_an_engine_asked_for_is_remembered_until_auto(tmp_path: Path) -> None:
@@ -161,20 +174,30 @@ def test_the_gpu_engine_s_packages_and_kernels_are_defined_once() -> None:
     """The Dockerfile, set-up and `make kernels-cuda` call the same scripts."""
     files = {name: (ROOT / name).read_text() for name in ("Dockerfile", "Makefile", "scripts/setup.sh")}
     assert all("cuda_wheel.sh" in text for text in files.values())
-    assert all("install_gpu.sh" in files[name] for name in ("Dockerfile", "scripts/setup.sh"))
+    assert all("install_engine.sh" in files[name] for name in ("Dockerfile", "scripts/setup.sh"))
     for name, text in files.items():
         commands = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
-        assert "-r requirements/gpu.lock" not in commands, name
+        assert "-r requirements/engine.lock" not in commands, name
         assert "VOLTSERVE_CUDA_OBJECTS" not in commands, name
 
 
-def test_the_gpu_lock_covers_every_python_that_set_up_takes() -> None:
+def test_the_locks_cover_every_python_that_set_up_takes() -> None:
     """uv refuses a lock without a version for an interpreter; only Python 3.10 asks for its own ones."""
-    lock = (ROOT / "requirements/gpu.lock").read_text()
+    engine, torch, vllm = ((ROOT / f"requirements/{name}.lock").read_text() for name in ("engine", "torch", "vllm"))
     for package in ("exceptiongroup", "tomli"):
-        assert re.search(rf"^{package}==\S+ ; python_full_version < '3\.11'", lock, re.MULTILINE), package
-    assert re.search(r"^torch==2\.10\.0 ", lock, re.MULTILINE)
-    assert re.search(r"^vllm==0\.19\.1 ", lock, re.MULTILINE)
+        assert re.search(rf"^{package}==\S+ ; python_full_version < '3\.11'", engine, re.MULTILINE), package
+    assert re.search(r"^torch==2\.10\.0 ", torch, re.MULTILINE)
+    assert re.search(r"^vllm==\S+ ", vllm, re.MULTILINE)
+
+
+def test_no_package_for_other_gpus_is_locked() -> None:
+    """vLLM's metadata asks for kernels of newer GPUs; requirements/overrides.txt leaves them out."""
+    engine = (ROOT / "requirements/engine.lock").read_text()
+    left_out = re.findall(r"^(\S+) ; sys_platform == 'never'", (ROOT / "requirements/overrides.txt").read_text(), re.MULTILINE)
+    assert left_out
+    for package in left_out:
+        assert not re.search(rf"^{package}==", engine, re.MULTILINE | re.IGNORECASE), package
+    assert not re.search(r"cu13|^torch==|^vllm==", engine, re.MULTILINE)
 
 
 def test_no_text_promises_an_image_that_nobody_publishes() -> None:

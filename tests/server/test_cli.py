@@ -121,7 +121,7 @@ def test_version_names_all_three() -> None:
     code, out, _ = run("version")
     assert code == 0
     assert out.startswith("voltserve ")
-    assert " vllm 0.19.1" in out
+    assert " vllm 0.28.0" in out
     assert " torch 2.10.0" in out
 
 

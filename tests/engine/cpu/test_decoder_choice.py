@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import torch
 from vllm.v1.attention.backend import AttentionType
-from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackendImpl
 
 from engine.cpu import decoder as cpu_decoder
+from engine.cpu.attention import Attention
 from engine.cpu.decoder import Decoder, Unfit
 
 
 def takes(monkeypatch: pytest.MonkeyPatch, tokens: int, *, per_layer: bool = True, **of_metadata: Any) -> bool:
-    metadata = {"causal": True, "isa": "vec", "num_actual_tokens": tokens, "max_query_len": 1, "max_seq_len": 100}
+    metadata = {"causal": True, "num_actual_tokens": tokens, "max_query_len": 1, "max_seq_len": 100}
     step = SimpleNamespace(**metadata | of_metadata)
     context = SimpleNamespace(attn_metadata={"first": step} if per_layer else None)
     monkeypatch.setattr(cpu_decoder, "get_forward_context", lambda: context)
@@ -42,7 +42,6 @@ def test_steps_of_few_tokens_are_taken(
         (65, {}),
         (50, {"max_query_len": 50, "max_seq_len": 1000}),  # a long context read fifty times
         (1, {"causal": False}),
-        (1, {"isa": "vec16"}),
         (3, {"num_actual_tokens": 2}),
         (3, {"per_layer": False}),  # warming up
     ],
@@ -53,7 +52,7 @@ def test_other_steps_are_left(monkeypatch: pytest.MonkeyPatch, tokens: int, of_m
 
 def attention(head_size: int = 64, dtype: torch.dtype = torch.float32, **of_impl: Any) -> Any:
     plain: dict[str, Any] = {"alibi_slopes": None, "sliding_window": None, "kv_cache_dtype": "auto"}
-    impl = CPUAttentionBackendImpl(4, head_size, 0.1, 2, **plain | of_impl)
+    impl = Attention(4, head_size, 0.1, 2, **plain | of_impl)
     return SimpleNamespace(impl=impl, head_size=head_size, kv_cache_torch_dtype=dtype)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import voltserve_kernels  # noqa: F401 - registers torch.ops.voltserve
-from vllm.model_executor.layers.mamba.gdn_linear_attn import GatedDeltaNetAttention
+from vllm.model_executor.layers.mamba.gdn.qwen_gdn_linear_attn import QwenGatedDeltaNetAttention
 
 from engine.layers import gdn
 from engine.layers.gdn import GatedDeltaNet
@@ -43,8 +43,8 @@ def layer(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> GatedDeltaNet:
         self.A_log = torch.nn.Parameter(torch.zeros(VALUE_HEADS))
         self.kv_cache = (torch.zeros(SLOTS, 3, CHANNELS), torch.zeros(SLOTS, VALUE_HEADS, DIM, DIM))
 
-    monkeypatch.setattr(GatedDeltaNetAttention, "__init__", construct)
-    monkeypatch.setattr(GatedDeltaNetAttention, "get_state_dtype", lambda self: self.state_dtypes)
+    monkeypatch.setattr(QwenGatedDeltaNetAttention, "__init__", construct)
+    monkeypatch.setattr(QwenGatedDeltaNetAttention, "get_state_dtype", lambda self: self.state_dtypes)
     model = SimpleNamespace(dtype=changes.get("dtype", torch.float32))
     config = SimpleNamespace(model_config=model, speculative_config=changes.get("speculative_config"))
     return GatedDeltaNet(SimpleNamespace(), config)

@@ -1,4 +1,4 @@
-"""NVFP4 experts in vLLM's FusedMoE layers: loaded by its expert mapping, sharded for real, computed by our ops."""
+"""NVFP4 experts in vLLM's RoutedExperts: loaded by its expert mapping, sharded for real, computed by our ops."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 from torch.nn.functional import silu
-from vllm.config import VllmConfig
-from vllm.model_executor.layers.fused_moe import FusedMoE, config
+from vllm.config import VllmConfig, get_current_vllm_config
+from vllm.model_executor.layers.fused_moe import FusedMoEFactory, config
+from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
 
 from engine.layers import moe
@@ -43,10 +44,11 @@ def as_expert_rank(as_rank: AsRank, monkeypatch: pytest.MonkeyPatch) -> Callable
     return fake
 
 
-def make(size: int = 1, scheme: Scheme = SCHEMES["compressed-tensors"], **options: Any) -> FusedMoE:
+def make(size: int = 1, scheme: Scheme = SCHEMES["compressed-tensors"], **options: Any) -> RoutedExperts:
     sizes = {"num_experts": EXPERTS, "top_k": TOP_K, "hidden_size": HIDDEN, "intermediate_size": INTERMEDIATE} | options
     parallel = {"tp_size": size, "dp_size": 1, "pcp_size": 1}
-    return FusedMoE(**sizes, **parallel, quant_config=QuasarNvfp4Config(scheme), prefix="model.layers.0.mlp.experts")
+    quantization = QuasarNvfp4Config(scheme)
+    return FusedMoEFactory(**sizes, **parallel, quant_config=quantization, prefix=PREFIX).routed_experts
 
 
 def experts(scheme: Scheme, intermediate: int = INTERMEDIATE) -> Experts:
@@ -72,23 +74,18 @@ def _made_experts(scheme: Scheme, intermediate: int) -> Experts:
     return made
 
 
-def load(layer: FusedMoE, parts: Experts, leaves: dict[str, str] = LEAVES) -> None:
-    """As the load_weights of vLLM's models do it: by the name in the checkpoint, through vLLM's mapping."""
-    names = (leaves["w1"], leaves["w2"], leaves["w3"])
-    mapping = FusedMoE.make_expert_params_mapping(torch.nn.Module(), *names, num_experts=EXPERTS)
-    parameters = {f"experts.{name}": parameter for name, parameter in layer.named_parameters()}
-    for expert, projections in enumerate(parts):
-        for projection, part in projections.items():
-            for suffix, tensor in part.tensors.items():
-                name = f"experts.{expert}.{leaves[projection]}.{suffix}"
-                for parameter_name, weight_name, number, shard in mapping:
-                    if weight_name in name:
-                        mapped = name.replace(weight_name, parameter_name)
-                        parameter = parameters[mapped]
-                        assert parameter.weight_loader(parameter, tensor, mapped, shard, number, return_success=True)
+def load(layer: RoutedExperts, parts: Experts, leaves: dict[str, str] = LEAVES) -> None:
+    """As vLLM's models do it: by the names in the checkpoint."""
+    tensors = {
+        f"{expert}.{leaves[projection]}.{suffix}": tensor
+        for expert, projections in enumerate(parts)
+        for projection, part in projections.items()
+        for suffix, tensor in part.tensors.items()
+    }
+    assert len(list(layer.load_weights(tensors.items()))) == len(tensors)
 
 
-def weights_of(layer: FusedMoE) -> tuple[torch.Tensor, torch.Tensor]:
+def weights_of(layer: RoutedExperts) -> tuple[torch.Tensor, torch.Tensor]:
     """w13 [E, 2 I, H] and w2 [E, H, I], as the op multiplies with them: what it makes of the identity."""
     matrices = []
     for name in ("w13", "w2"):
@@ -142,7 +139,7 @@ def test_a_token_s_experts_are_summed_by_their_router_weights(
     as_expert_rank(0, 1)
     monkeypatch.setattr(moe, "kernel_devices", lambda: kernel_devices)
     scheme = SCHEMES["compressed-tensors"]
-    layer, parts = make(scheme=scheme), experts(scheme)
+    layer, parts = make(scheme=scheme, ckpt_names=(leaves["w1"], leaves["w2"], leaves["w3"])), experts(scheme)
     load(layer, parts, leaves)
     layer.quant_method.process_weights_after_loading(layer)
     random = torch.Generator().manual_seed(0)
@@ -164,7 +161,7 @@ def test_the_ranks_add_up_to_the_whole(as_expert_rank: AsRank) -> None:
         for rank in range(size):
             as_expert_rank(rank, size)
             layer = make(size, scheme)
-            layer.vllm_config.compilation_config.static_forward_context.clear()
+            get_current_vllm_config().compilation_config.static_forward_context.clear()
             load(layer, parts)
             layer.quant_method.process_weights_after_loading(layer)
             outputs.append(layer.quant_method.apply_monolithic(layer, x, logits))

@@ -9,6 +9,7 @@ from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import SamplingParams
 
 from engine.requests import admission
+from engine.requests.errors import of_exception
 
 VOCABULARY = 100
 MODEL: Any = SimpleNamespace(get_vocab_size=lambda: VOCABULARY, max_logprobs=20)
@@ -26,6 +27,7 @@ def tokens(*ids: int, **more: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
+        ("temperature", 2.1),
         ("temperature", 1e308),
         ("temperature", float("nan")),
         ("temperature", float("inf")),
@@ -41,9 +43,11 @@ def tokens(*ids: int, **more: Any) -> dict[str, Any]:
         ("logit_bias", {-1: 1.0}),
         ("bad_words", [""]),
         ("bad_words", ["fine", " \n"]),
-        ("bad_words", ["a"] * 1025),
+        ("bad_words", [f"a{number}" for number in range(1025)]),
         ("stop", ["a"] * 257),
-        ("stop_token_ids", [1] * 1025),
+        ("stop_token_ids", list(range(1025))),
+        ("logprob_token_ids", [VOCABULARY]),
+        ("logprob_token_ids", [3, -1]),
         ("logprobs", 21),
         ("prompt_logprobs", 21),
         ("stop", ["\ud800"]),
@@ -56,7 +60,7 @@ def tokens(*ids: int, **more: Any) -> dict[str, Any]:
 def test_what_the_engine_process_could_not_take_is_refused_by_name(field: str, value: Any) -> None:
     with pytest.raises(VLLMValidationError) as refusal:
         check(**{field: value})
-    assert refusal.value.parameter == field
+    assert of_exception(refusal.value, {field: value}).param == field
     assert field in str(refusal.value)
 
 
@@ -69,7 +73,7 @@ def test_more_choices_than_a_request_may_have_are_refused() -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("temperature", 3e38),
+        ("temperature", 2.0),
         ("temperature", 1e-300),
         ("temperature", 5e-324),
         ("temperature", -0.0),

@@ -22,9 +22,11 @@ def raised(error: Exception) -> Exception:
 
 
 def problem(**body: Any) -> errors.RequestError:
-    """What a client is told of a chat that vLLM's model refuses."""
+    """What a client is told of a chat that is refused."""
+    whole = {**HI, **body}
     with pytest.raises(errors.RequestError) as refused:
-        routes._validate(ChatCompletionRequest, {**HI, **body})
+        routes._prepare_chat(whole)
+        routes._validate(ChatCompletionRequest, whole)
     return refused.value
 
 

@@ -43,7 +43,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("tokenizer")
     write_tokenizer(folder)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, eos_token="<eos>")
-    model = SimpleNamespace(get_vocab_size=lambda: len(tokenizer), tokenizer=tokenizer)
+    model = SimpleNamespace(get_vocab_size=lambda: len(tokenizer), tokenizer=tokenizer, is_diffusion=False)
     return SimpleNamespace(
         model_config=model, structured_outputs_config=StructuredOutputsConfig(), speculative_config=None
     )

@@ -70,12 +70,24 @@ def test_with_drafts_nothing_is_marked() -> None:
     assert output.sampled_token_ids.min() >= 0
 
 
+def runner(sampled: torch.Tensor | None, receiving: Any = None) -> Any:
+    return SimpleNamespace(input_batch=SimpleNamespace(prev_sampled_token_ids=sampled), _pp_recv_work=receiving)
+
+
+def test_a_stage_reads_its_tokens_only_after_they_have_arrived() -> None:
+    tokens = torch.tensor([[0]])
+    seen: list[torch.Tensor] = []
+    prepare = feeding_tokens(lambda runner, *_: seen.append(runner.input_batch.prev_sampled_token_ids))
+    prepare(runner(tokens, SimpleNamespace(wait=lambda: tokens.fill_(5))), "scheduled")
+    assert seen[0].tolist() == [[5]]
+
+
 def test_a_mark_never_becomes_the_next_steps_input() -> None:
     seen: list[torch.Tensor | None] = []
     prepare = feeding_tokens(lambda runner, *_: seen.append(runner.input_batch.prev_sampled_token_ids))
     on_its_way = torch.tensor([[5], [NO_TOKEN]])
-    prepare(SimpleNamespace(input_batch=SimpleNamespace(prev_sampled_token_ids=on_its_way)), "scheduled")
-    prepare(SimpleNamespace(input_batch=SimpleNamespace(prev_sampled_token_ids=None)), "scheduled")
+    prepare(runner(on_its_way), "scheduled")
+    prepare(runner(None), "scheduled")
     assert seen[0] is not None
     assert seen[0].tolist() == [[5], [0]]
     assert seen[1] is None

@@ -94,11 +94,12 @@ def test_each_request_s_grammar_is_compiled_by_its_own_backend(monkeypatch: pyte
         if name == "broken":
             raise RuntimeError("no such backend")
 
-        def compile_grammar(kind: str, text: str) -> Any:
+        def compile_grammar(kind: str, text: str, stop_token_ids: set[int]) -> Any:
             if text == "bad":
                 raise ValueError("bad grammar")
             made = Grammar()
             made.name = name  # type: ignore[attr-defined]
+            made.stops = stop_token_ids  # type: ignore[attr-defined]
             return made
 
         mask = torch.zeros(1, 3, dtype=torch.int32)
@@ -120,11 +121,14 @@ def test_each_request_s_grammar_is_compiled_by_its_own_backend(monkeypatch: pyte
 
     def compiled(backend: str, text: str = "good") -> Any:
         wanted = SimpleNamespace(params=SimpleNamespace(_backend=backend), structured_output_key=("kind", text))
-        manager.grammar_init(SimpleNamespace(structured_output_request=wanted, request_id="r"))
+        params = SimpleNamespace(all_stop_token_ids={7})
+        request = SimpleNamespace(structured_output_request=wanted, request_id="r", sampling_params=params)
+        manager.grammar_init(request)
         return wanted.grammar.result(10)
 
     assert [compiled(name).inner.name for name in ("one", "two", "one")] == ["one", "two", "one"]
     assert built == ["one", "two"]
+    assert compiled("one").inner.stops == {7}
     assert compiled("one", "bad").failed
     assert compiled("broken").failed
     assert not compiled("two").failed
@@ -134,15 +138,13 @@ def test_each_request_s_grammar_is_compiled_by_its_own_backend(monkeypatch: pyte
 def test_a_marked_row_fails_its_request_and_says_why(ours: Any, theirs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     passed: list[list[int]] = []
 
-    def update(self: Any, request: Any, tokens: list[int]) -> tuple[list[int], bool]:
+    def update(self: Any, request: Any, tokens: list[int], is_stale: bool) -> tuple[list[int], bool]:
         passed.append(tokens)
         return tokens, False
 
     monkeypatch.setattr(theirs, "_update_request_with_output", update)
     scheduler = object.__new__(ours)
-    request: Any = SimpleNamespace(
-        request_id="r", status=RequestStatus.RUNNING, stop_reason=None, discard_latest_async_tokens=False
-    )
+    request: Any = SimpleNamespace(request_id="r", status=RequestStatus.RUNNING, stop_reason=None)
     assert scheduler._update_request_with_output(request, [7]) == ([7], False)
     assert scheduler._update_request_with_output(request, [NO_TOKEN]) == ([], True)
     assert RequestStatus.get_finished_reason(request.status) == FinishReason.ERROR

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-import vllm.model_executor.layers.fused_moe.runner.default_moe_runner  # noqa: F401 - registers an operator
+import vllm.model_executor.layers.fused_moe.runner.moe_runner  # noqa: F401 - registers an operator
 from torch import fx, nn
 from vllm.distributed.parallel_state import all_reduce
 from vllm.model_executor.layers.attention import Attention

@@ -56,8 +56,8 @@ def test_a_model_that_declares_no_quantization_has_no_scheme(tmp_path):
     ("quantization", "message"),
     [
         ({"quant_method": "mxfp4"}, r"quant_method: expected one of .*, got 'mxfp4' \(MXFP4: E2M1 weights"),
-        ({"quant_method": "fp8"}, r"got 'fp8' \(FP8, 8-bit float weights; on a V100: vLLM demands 7\.5\)"),
-        ({"quant_method": "gptq"}, r"got 'gptq' \(GPTQ, .*Serve it as it is"),
+        ({"quant_method": "fp8"}, r"got 'fp8' \(FP8, 8-bit float weights\)"),
+        ({"quant_method": "gptq"}, r"got 'gptq' \(GPTQ, .*Choose an NVFP4"),
         ({"quant_method": "other"}, r"got 'other'\. Choose an NVFP4 version"),
         ({}, r"got 'None'"),
         ([], r"quantization_config: expected an object, got \[\]"),

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from quant.formats.others import OTHERS, meets
+from quant.formats.others import meets
 
 
 def compressed(**weights: Any) -> dict[str, Any]:
@@ -15,49 +15,33 @@ def compressed(**weights: Any) -> dict[str, Any]:
 
 
 AUTO_ROUND = {"quant_method": "auto-round", "bits": 4, "group_size": 128}
-RUNS = {
-    "GPTQ": ({"quant_method": "gptq", "bits": 4, "group_size": 128}, None, "gptq"),
-    "GPTQ, 8 bits": ({"quant_method": "gptq", "bits": 8}, None, "gptq"),
-    "GPTQ, asked for": ({"quant_method": "gptq", "bits": 4}, "gptq", "gptq"),
-    "AWQ": ({"quant_method": "awq", "bits": 4, "zero_point": True}, None, "awq"),
-    "AWQ's old key": ({"quant_method": "awq", "w_bit": 4}, "awq", "awq"),
-    "AutoRound in GPTQ's layout": (AUTO_ROUND | {"packing_format": "auto_round:auto_gptq"}, None, "gptq"),
-    "AutoRound in AWQ's layout": (AUTO_ROUND | {"packing_format": "auto_round:auto_awq"}, None, "awq"),
-    "compressed-tensors int4": (compressed(), None, "compressed-tensors"),
-    "compressed-tensors int8": (compressed(num_bits=8), None, "compressed-tensors"),
-    "GGUF": (None, "gguf", "gguf"),
-}
-REFUSED = {
-    "GPTQ by Marlin": ({"quant_method": "gptq", "bits": 4}, "gptq_marlin", "7.5"),
-    "AWQ by Marlin": ({"quant_method": "awq", "bits": 4}, "awq_marlin", "7.5"),
-    "GPTQ, 5 bits": ({"quant_method": "gptq", "bits": 5}, None, "2, 3, 4 or 8 bits, got 5"),
-    "AWQ, 8 bits": ({"quant_method": "awq", "bits": 8}, None, "4 bits, got 8"),
-    "FP8": ({"quant_method": "fp8"}, None, "7.5"),
-    "quantizing to FP8 at load": (None, "fp8", "7.5"),
-    "bitsandbytes": (None, "bitsandbytes", "package"),
-    "MXFP4": ({"quant_method": "mxfp4"}, None, "8.0"),
-    "compressed-tensors, asymmetric": (compressed(symmetric=False), None, "symmetric"),
-    "compressed-tensors, by channel": (compressed(strategy="channel"), None, "groups"),
-    "compressed-tensors W8A8": (compressed(num_bits=8, activations={"num_bits": 8}), None, "activations"),
-    "compressed-tensors FP8": (compressed(type="float", num_bits=8), None, "7.5"),
+REFUSED: dict[str, tuple[dict[str, Any] | None, str | None, str, str]] = {
+    "GPTQ": ({"quant_method": "gptq", "bits": 4, "group_size": 128}, None, "gptq", "GPTQ"),
+    "GPTQ by Marlin": ({"quant_method": "gptq", "bits": 4}, "gptq_marlin", "gptq_marlin", "GPTQ"),
+    "AWQ": ({"quant_method": "awq", "bits": 4, "zero_point": True}, None, "awq", "AWQ"),
+    "AutoRound in GPTQ's layout": (AUTO_ROUND | {"packing_format": "auto_round:auto_gptq"}, None, "auto-round", "GPTQ"),
+    "AutoRound in AWQ's layout": (AUTO_ROUND | {"packing_format": "auto_round:auto_awq"}, None, "auto-round", "AWQ"),
+    "compressed-tensors int4": (compressed(), None, "compressed-tensors", "int weights of 4 bits"),
+    "compressed-tensors FP8": (compressed(type="float", num_bits=8), None, "compressed-tensors", "float weights of 8"),
+    "GGUF": (None, "gguf", "gguf", "GGUF"),
+    "FP8": ({"quant_method": "fp8"}, None, "fp8", "FP8"),
+    "quantizing to FP8 at load": (None, "fp8_per_block", "fp8_per_block", "while loading"),
+    "bitsandbytes": (None, "bitsandbytes", "bitsandbytes", "bitsandbytes"),
+    "MXFP4": ({"quant_method": "mxfp4"}, None, "mxfp4", "MXFP4"),
+    "ModelOpt's FP8": ({"quant_method": "modelopt", "quant_algo": "FP8"}, None, "modelopt", "ModelOpt's FP8"),
 }
 
 
-@pytest.mark.parametrize(("data", "asked", "name"), RUNS.values(), ids=RUNS)
-def test_what_runs_on_a_v100_says_by_which_kernels(data: dict[str, Any] | None, asked: str | None, name: str) -> None:
+@pytest.mark.parametrize(("data", "asked", "name", "what"), REFUSED.values(), ids=REFUSED)
+def test_what_has_no_kernels_says_what_it_is_and_what_to_do(
+    data: dict[str, Any] | None, asked: str | None, name: str, what: str
+) -> None:
     met = meets(data, asked)
     assert met is not None
     assert met[0] == name
-    assert "kernels" in met[1].volta
-
-
-@pytest.mark.parametrize(("data", "asked", "why"), REFUSED.values(), ids=REFUSED)
-def test_what_does_not_says_why_and_what_to_do(data: dict[str, Any] | None, asked: str | None, why: str) -> None:
-    met = meets(data, asked)
-    assert met is not None
-    assert not met[1].volta
-    assert why in met[1].why
-    assert met[1].remedy
+    assert what in met[1].what
+    assert "NVFP4" in met[1].why
+    assert "NVFP4" in met[1].remedy
 
 
 @pytest.mark.parametrize(("data", "asked"), [(None, None), ({"quant_method": "new"}, None), ({}, "quasarnvfp4")])
@@ -65,6 +49,9 @@ def test_nothing_is_said_of_what_is_unknown_or_not_quantized(data: dict[str, Any
     assert meets(data, asked) is None
 
 
-def test_a_row_says_either_what_computes_it_or_why_nothing_does() -> None:
-    for other in OTHERS.values():
-        assert bool(other.volta) != bool(other.why)
+def test_mixed_precision_is_described_by_its_kinds() -> None:
+    config = compressed()
+    config["config_groups"]["group_1"] = compressed(type="float", num_bits=8)["config_groups"]["group_0"]
+    met = meets(config, None)
+    assert met is not None
+    assert met[1].what == "compressed-tensors, mixed precision: float weights of 8 bits, int weights of 4 bits"

@@ -321,8 +321,8 @@ BROKEN: dict[str, tuple[Change, str, str, str, str, str, str]] = {
             "format",
             "config.json: quant_method",
             "",
-            "a quantization that a V100 has kernels for",
-            "fp8 (FP8, 8-bit float weights): vLLM demands 7.5",
+            "a quantization that the engine has kernels for on a V100",
+            "fp8 (FP8, 8-bit float weights): our kernels compute NVFP4",
         ),
     ),
     "the config declares no quantization": (

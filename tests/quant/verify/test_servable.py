@@ -68,7 +68,7 @@ SHAPES: dict[str, tuple[dict[str, Any], str | None, str | None]] = {
             "quantization": compressed(**TWO_KINDS),
             "attention": fp8,
         },
-        "mixed precision: float of 4 bits, float of 8 bits",
+        "mixed precision: float weights of 4 bits, float weights of 8 bits",
         "",
     ),
     "nvidia/Nemotron-3-Nano-30B-A3B-NVFP4": (
@@ -96,7 +96,7 @@ SHAPES: dict[str, tuple[dict[str, Any], str | None, str | None]] = {
     ),
     "poolside/Laguna-XS-2.1": (
         {"architecture": "LagunaForCausalLM", "quantization": COMPRESSED_TENSORS},
-        "an architecture that vLLM 0.19.1 generates text with, got LagunaForCausalLM",
+        "an architecture that vLLM 0.28.0 generates text with, got LagunaForCausalLM",
         "",
     ),
     "QUASAR-QAT/Qwen3.8-27B-QUASAR-NVFP4": (
@@ -153,8 +153,8 @@ SHAPES: dict[str, tuple[dict[str, Any], str | None, str | None]] = {
             "attention": half,
             "mlp": half,
         },
-        "mxfp4 (MXFP4: E2M1 weights with power-of-two (E8M0) scales for 32 weights): vLLM demands 8.0",
-        "vLLM's CPU engine has no kernels for it",
+        "mxfp4 (MXFP4: E2M1 weights with power-of-two (E8M0) scales for 32 weights): our kernels compute NVFP4",
+        "",
     ),
     "Qwen/Qwen3-32B-FP8": (
         {
@@ -163,8 +163,8 @@ SHAPES: dict[str, tuple[dict[str, Any], str | None, str | None]] = {
             "attention": fp8,
             "mlp": fp8,
         },
-        "fp8 (FP8, 8-bit float weights): vLLM demands 7.5",
-        "fp8 (FP8, 8-bit float weights): vLLM's CPU engine has no kernels for it",
+        "fp8 (FP8, 8-bit float weights): our kernels compute NVFP4",
+        "",
     ),
     "RedHatAI/Qwen3-32B-FP8-dynamic": (
         {
@@ -176,8 +176,8 @@ SHAPES: dict[str, tuple[dict[str, Any], str | None, str | None]] = {
             "attention": fp8,
             "mlp": fp8,
         },
-        "its activations are quantized too, for which vLLM demands 7.5",
-        "has no kernels for it",
+        "float weights of 8 bits): our kernels compute NVFP4",
+        "",
     ),
     "RedHatAI/Qwen3-32B-quantized.w4a16": (
         {
@@ -187,13 +187,13 @@ SHAPES: dict[str, tuple[dict[str, Any], str | None, str | None]] = {
                 group={"weights": {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 128}},
             ),
         },
-        SERVED,
-        SERVED,
+        "int weights of 4 bits): our kernels compute NVFP4",
+        "",
     ),
     "Qwen/Qwen3-32B-AWQ": (
         {"architecture": "Qwen3ForCausalLM", "quantization": {"quant_method": "awq", "bits": 4}},
-        SERVED,
-        SERVED,
+        "awq (AWQ, 4-bit integers with zero points): our kernels compute NVFP4",
+        "",
     ),
     "by ModelOpt, NVFP4 cache": (
         {

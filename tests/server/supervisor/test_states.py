@@ -21,7 +21,7 @@ ALLOWED = {
 }
 
 
-@pytest.mark.parametrize(("old", "new"), itertools.product(State, State))
+@pytest.mark.parametrize(("old", "new"), list(itertools.product(State, State)))
 def test_only_the_documented_transitions_are_legal(old: State, new: State) -> None:
     if (old.value, new.value) in ALLOWED:
         check_transition(old, new)
