@@ -1,8 +1,8 @@
 """Gated DeltaNet layers (Qwen3-Next, Qwen3.5 and their like) on voltserve_kernels.
 
 vLLM computes them with Triton kernels. Those need a GPU with matrix units that a V100 lacks (docs/log.md). We replace
-its layer class through its extension point for out-of-tree layers. Projections, weights, caches and metadata stay
-vLLM's.
+its layer class through its extension point for out-of-tree layers. Projections, weights and caches stay vLLM's. So does
+the metadata, with two corrections.
 """
 
 from functools import cache
@@ -15,6 +15,12 @@ from vllm.forward_context import get_forward_context
 from vllm.model_executor.layers.mamba.gdn.qwen_gdn_linear_attn import QwenGatedDeltaNetAttention
 from vllm.model_executor.model_loader.weight_utils import sharded_weight_loader
 from vllm.platforms import current_platform
+from vllm.v1.attention.backend import CommonAttentionMetadata
+from vllm.v1.attention.backends.gdn_attn import (
+    GDNAttentionBackend,
+    GDNAttentionMetadata,
+    GDNAttentionMetadataBuilder,
+)
 
 from engine import progress
 from engine.limits import CONV_TAPS
@@ -23,6 +29,53 @@ from quant.errors import QuantError
 
 # The dtype that the kernels compute in, by device.
 DTYPES = {"cpu": torch.float32, "cuda": torch.float16}
+NO_REQUEST = -1  # as a slot (kernels/contracts/gdn.h)
+
+
+class Builder(GDNAttentionMetadataBuilder):  # type: ignore[misc]  # vLLM's classes are untyped
+    """vLLM's metadata, corrected for steps in which no request has more than one token.
+
+    vLLM takes each request of such a step for one that continues. But a prompt may have one token, or a full step may
+    leave one token to a prompt's first part. Its slot holds the states of an earlier request, so they are zeroed here.
+    Kernels cannot do that: a captured graph of decoding steps treats every request alike.
+    """
+
+    def __init__(
+        self, kv_cache_spec: Any, layer_names: list[str], vllm_config: VllmConfig, device: torch.device
+    ) -> None:
+        """As vLLM calls it."""
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+        self._layers = [vllm_config.compilation_config.static_forward_context[name] for name in layer_names]
+
+    def build(
+        self, common_prefix_len: int, common_attn_metadata: CommonAttentionMetadata, *further: Any, **options: Any
+    ) -> GDNAttentionMetadata:
+        """The step's metadata. `further`, `options`: of speculative decoding, which the layer refuses."""
+        step = super().build(common_prefix_len, common_attn_metadata, *further, **options)
+        if not step.num_prefills:
+            tokens = common_attn_metadata.query_start_loc_cpu.diff()
+            slots = step.non_spec_state_indices_tensor
+            # vLLM gives rows of padding its null block, which is a slot like any other to our kernels.
+            slots[int(tokens.count_nonzero()) :].fill_(NO_REQUEST)
+            first = (tokens == 1) & (common_attn_metadata.seq_lens_cpu_upper_bound == 1)
+            if first.any():
+                self._zero(slots[first.nonzero().squeeze(1).to(slots.device)])
+        return step
+
+    def _zero(self, slots: torch.Tensor) -> None:
+        """Zeroes the states in `slots` of all layers that share this metadata."""
+        for layer in self._layers:
+            for states in layer.kv_cache:
+                states.index_fill_(0, slots.long(), 0)
+
+
+class Backend(GDNAttentionBackend):  # type: ignore[misc]  # vLLM's classes are untyped
+    """vLLM's, with the builder above."""
+
+    @staticmethod
+    def get_builder_cls() -> type[Builder]:
+        """The builder of each step's metadata."""
+        return Builder
 
 
 class GatedDeltaNet(QwenGatedDeltaNetAttention):  # type: ignore[misc]  # vLLM's classes are untyped
@@ -52,6 +105,10 @@ class GatedDeltaNet(QwenGatedDeltaNetAttention):  # type: ignore[misc]  # vLLM's
         self.dt_bias = Parameter(torch.ones(self.num_v_heads // self.tp_size, dtype=torch.float32), requires_grad=False)
         self.dt_bias.weight_loader = sharded_weight_loader(0)  # type: ignore[attr-defined]
         progress.decision("Gated DeltaNet layers", "kernels", "voltserve_kernels have code for this device")
+
+    def get_attn_backend(self) -> type[Backend]:
+        """Where vLLM finds the builder of this layer's metadata."""
+        return Backend
 
     def _forward_core(
         self, mixed_qkv: torch.Tensor, b: torch.Tensor, a: torch.Tensor, core_attn_out: torch.Tensor

@@ -11,10 +11,13 @@ from typing import Any
 import pytest
 import torch
 import voltserve_kernels  # noqa: F401 - registers torch.ops.voltserve
+from vllm.config import CUDAGraphMode
 from vllm.model_executor.layers.mamba.gdn.qwen_gdn_linear_attn import QwenGatedDeltaNetAttention
+from vllm.v1.attention.backend import CommonAttentionMetadata
+from vllm.v1.kv_cache_interface import MambaSpec
 
 from engine.layers import gdn
-from engine.layers.gdn import GatedDeltaNet
+from engine.layers.gdn import NO_REQUEST, Builder, GatedDeltaNet
 from quant.errors import QuantError
 
 KEY_HEADS, VALUE_HEADS, DIM, SLOTS = 1, 2, 16, 4
@@ -133,3 +136,68 @@ def test_the_gate_s_bias_stays_in_float32(monkeypatch: pytest.MonkeyPatch) -> No
     made = layer(monkeypatch)
     assert made.dt_bias.dtype == torch.float32
     assert made.conv1d.quant_method is None
+
+
+def builder(made: GatedDeltaNet, *, graphs: bool) -> Builder:
+    """The builder of the metadata of one layer, for up to four requests."""
+    mode = CUDAGraphMode.FULL_DECODE_ONLY if graphs else CUDAGraphMode.NONE
+    compilation = SimpleNamespace(
+        cudagraph_mode=mode, max_cudagraph_capture_size=4, static_forward_context={made.prefix: made}
+    )
+    config = SimpleNamespace(
+        compilation_config=compilation,
+        speculative_config=None,
+        parallel_config=SimpleNamespace(decode_context_parallel_size=1),
+        scheduler_config=SimpleNamespace(max_num_seqs=4),
+        cache_config=SimpleNamespace(mamba_cache_mode="none"),
+        model_config=SimpleNamespace(hf_text_config=SimpleNamespace()),
+        additional_config={},
+    )
+    spec = MambaSpec(block_size=16, shapes=((1,),), dtypes=(torch.float32,))
+    assert made.get_attn_backend().get_builder_cls() is Builder
+    return Builder(spec, [made.prefix], config, torch.device("cpu"))
+
+
+def batch(tokens: list[int], lengths: list[int], slots: list[int]) -> CommonAttentionMetadata:
+    """Of requests with so many tokens in this step and in all; no tokens: a row of padding."""
+    starts = torch.tensor([0, *tokens]).cumsum(0).int()
+    return CommonAttentionMetadata(
+        query_start_loc=starts,
+        query_start_loc_cpu=starts,
+        seq_lens=torch.tensor(lengths, dtype=torch.int32),
+        seq_lens_cpu_upper_bound=torch.tensor(lengths, dtype=torch.int32),
+        num_reqs=len(tokens),
+        num_actual_tokens=len(tokens) if max(tokens) == 1 else sum(tokens),
+        max_query_len=max(tokens),
+        max_seq_len=max(lengths),
+        block_table_tensor=torch.tensor(slots, dtype=torch.int32)[:, None],
+        slot_mapping=torch.empty(0, dtype=torch.int64),
+    )
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+def test_a_first_token_that_comes_alone_starts_from_zeroed_states(
+    monkeypatch: pytest.MonkeyPatch, *, graphs: bool
+) -> None:
+    """vLLM's metadata calls that decoding. The slot's last owner leaves no trace, and other slots keep theirs."""
+    made = layer(monkeypatch)
+    for states in made.kv_cache:
+        states.fill_(7)
+    step = builder(made, graphs=graphs).build(0, batch([1, 1, 1], [5, 1, 1], [3, 1, 2]))
+    assert step.num_prefills == 0
+    for states in made.kv_cache:
+        assert [states[slot].unique().tolist() for slot in range(SLOTS)] == [[7], [0], [0], [7]]
+
+
+def test_a_first_token_beside_prompts_is_left_to_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = layer(monkeypatch)
+    made.kv_cache[1].fill_(7)
+    step = builder(made, graphs=False).build(0, batch([1, 1, 3], [5, 1, 3], [3, 1, 2]))
+    assert step.has_initial_state.tolist() == [True, False, False]
+    assert made.kv_cache[1].unique().tolist() == [7]
+
+
+def test_padding_of_a_graph_gets_no_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM gives it the null block 0, which would be read and written once per row."""
+    step = builder(layer(monkeypatch), graphs=True).build(0, batch([1, 1, 0, 0], [5, 9, 0, 0], [3, 1, 0, 0]))
+    assert step.non_spec_state_indices_tensor.tolist() == [3, 1, NO_REQUEST, NO_REQUEST]
