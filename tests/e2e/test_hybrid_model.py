@@ -21,6 +21,7 @@ pytestmark = pytest.mark.e2e
 TOKENS = 16
 CHUNK = 64  # tokens of a step, so that long prompts come in parts
 LENGTHS = (1, 3, 4, 70, 300, 17, 130, 2)
+BLOCKS = 36  # so few that each slot soon has its second request
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +33,8 @@ def lookalike(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Qwen3_5Fo
 @pytest.fixture(scope="module")
 def hybrid(lookalike: tuple[Path, object], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     flags = ("--max-num-batched-tokens", str(CHUNK), "--max-num-seqs", "4", "--max-model-len", "512")
-    with serving(tmp_path_factory.mktemp("serve") / "log", *flags, model=str(lookalike[0])) as started:
+    few = ("--num-gpu-blocks-override", str(BLOCKS))
+    with serving(tmp_path_factory.mktemp("serve") / "log", *flags, *few, model=str(lookalike[0])) as started:
         yield started
 
 
@@ -51,6 +53,13 @@ def complete(service: Service, model: Path, prompt: list[int]) -> tuple[list[int
     return choice["token_ids"], choice["logprobs"]["token_logprobs"]
 
 
+def logits_of(twin: Qwen3_5ForConditionalGeneration, prompt: list[int], tokens: list[int]) -> torch.Tensor:
+    """[tokens, vocabulary], from which each of `tokens` should have been chosen."""
+    with torch.inference_mode():
+        logits: torch.Tensor = twin(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1]
+    return logits
+
+
 def test_what_was_chosen_is_said(hybrid: Service) -> None:
     status, health = hybrid.health() or (0, {})
     assert status == 200
@@ -67,16 +76,19 @@ def test_greedy_tokens_and_their_probabilities_are_the_twin_s(
     with ThreadPoolExecutor(len(LENGTHS)) as pool:
         answers = list(pool.map(lambda prompt: complete(hybrid, folder, prompt), prompts()))
     for prompt, (tokens, logprobs) in zip(prompts(), answers, strict=True):
-        with torch.inference_mode():
-            logits = twin(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1]
+        logits = logits_of(twin, prompt, tokens)
         assert tokens == logits.argmax(-1).tolist()
         expected = logits.log_softmax(-1).gather(1, torch.tensor(tokens)[:, None])[:, 0]
         torch.testing.assert_close(torch.tensor(logprobs), expected, rtol=0, atol=2e-3)
 
 
+@pytest.mark.parametrize("length", [1, 70])
 def test_a_slot_used_before_starts_from_nothing(
-    hybrid: Service, lookalike: tuple[Path, Qwen3_5ForConditionalGeneration]
+    hybrid: Service, lookalike: tuple[Path, Qwen3_5ForConditionalGeneration], length: int
 ) -> None:
-    folder, _ = lookalike
-    first, again = (complete(hybrid, folder, prompts()[3]) for _ in range(2))
-    assert first == again
+    """A prompt of one token, too, whose first step looks like one of decoding."""
+    folder, twin = lookalike
+    prompt = prompts()[LENGTHS.index(length)]
+    for _ in range(3):
+        tokens, _ = complete(hybrid, folder, prompt)
+        assert tokens == logits_of(twin, prompt, tokens).argmax(-1).tolist()
