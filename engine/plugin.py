@@ -16,6 +16,8 @@ DEFAULTS = {
     "VLLM_USE_FLASHINFER_SAMPLER": "0",
     # Names of layers stay strings in recorded steps, as they are with torch 2.10. Later releases make objects of them.
     "VLLM_USE_LAYERNAME": "0",
+    # Graphs fit beside the share that --gpu-memory-utilization gives the engine, so the cache keeps what the plan says.
+    "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS": "0",
 }
 PLATFORMS = {"Volta": "engine.platform.VoltaPlatform", "CPU": "engine.cpu.platform.RecordingCpuPlatform"}
 

@@ -129,9 +129,7 @@ class Meter:
         self._of_choice[int(choices[1])] = usage[1]
         if self._wants_each:
             return event + b"\n\n"
-        # What the engine writes where it is not asked.
-        blank = b',"usage":null' if self._path == COMPLETIONS else b""
-        return event[: usage.start()] + blank + event[usage.end() :] + b"\n\n"
+        return event[: usage.start()] + event[usage.end() :] + b"\n\n"
 
     def _read_answer(self, chunk: bytes) -> bytes:
         text = self._rest + chunk

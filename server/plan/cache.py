@@ -24,18 +24,14 @@ class Groups:
     sliding: int
     linear: int
 
-    @property
-    def total(self) -> int:
-        """Of any kind."""
-        return self.full + self.sliding + self.linear
-
 
 @dataclass(frozen=True)
 class Cache:
     """The layout on one GPU.
 
     `token_bytes`: one token of one attention layer. `page_bytes`: one block of one layer. `state_bytes`: the state of
-    one sequence in one recurrent layer, whatever its length; it takes a whole page.
+    one sequence in one recurrent layer, whatever its length; it takes a whole page. `states`: pages that a sequence
+    holds in each recurrent layer.
     """
 
     block_size: int
@@ -45,6 +41,7 @@ class Cache:
     pools: int
     groups: Groups
     window: int
+    states: int = 1
 
     @property
     def block_bytes(self) -> int:
@@ -55,20 +52,20 @@ class Cache:
         """How many blocks `available` bytes hold."""
         return max(0, available) // self.block_bytes
 
-    def tokens(self, available: int) -> int:
-        """The cache's size as the engine reports it: tokens for which every group has a block."""
-        return self.blocks(available) // self.groups.total * self.block_size
+    def tokens(self, available: int, length: int, in_flight: int) -> int:
+        """The cache's size as the engine reports it: what sequences of `length` tokens hold, if blocks were divisible."""
+        return int(self.blocks(available) / self.blocks_of_sequence(length, in_flight) * length) if length else 0
 
-    def blocks_of_sequence(self, length: int, batched: int) -> int:
-        """Blocks of one sequence of `length` tokens, while a step computes up to `batched` more.
+    def blocks_of_sequence(self, length: int, in_flight: int) -> int:
+        """Blocks of one sequence of `length` tokens, while `in_flight` more are scheduled.
 
-        A sliding window keeps the last window - 1 tokens and those just computed, and may start inside a block.
+        A sliding window keeps the last window - 1 tokens and those in flight, and may start inside a block.
         """
         full = -(-length // self.block_size)
-        sliding = -(-min(self.window - 1 + batched, length) // self.block_size) + 1
-        return self.groups.full * full + self.groups.sliding * sliding + self.groups.linear
+        sliding = -(-min(self.window - 1 + in_flight, length) // self.block_size) + 1
+        return self.groups.full * full + self.groups.sliding * sliding + self.groups.linear * self.states
 
-    def longest(self, available: int, sequences: int, batched: int, most: int) -> int:
+    def longest(self, available: int, sequences: int, in_flight: int, most: int) -> int:
         """The longest length at which `sequences` sequences fit together, at most `most`; 0 where none does.
 
         One block of the pool is never given out: vLLM's null block.
@@ -77,19 +74,22 @@ class Cache:
         low, high = 0, most
         while low < high:
             length = (low + high + 1) // 2
-            if sequences * self.blocks_of_sequence(length, batched) <= blocks:
+            if sequences * self.blocks_of_sequence(length, in_flight) <= blocks:
                 low = length
             else:
                 high = length - 1
         return low
 
-    def sequences(self, available: int, length: int, batched: int) -> int:
+    def sequences(self, available: int, length: int, in_flight: int) -> int:
         """How many sequences of `length` tokens fit together."""
-        return max(0, self.blocks(available) - 1) // self.blocks_of_sequence(length, batched)
+        return max(0, self.blocks(available) - 1) // self.blocks_of_sequence(length, in_flight)
 
 
-def lay_out(model: Model, split: Split, dtype_bytes: int, block_size: int) -> Cache:
+def lay_out(model: Model, split: Split, dtype_bytes: int, block_size: int, *, keeps_prefixes: bool = True) -> Cache:
     """The layout on the GPU whose pipeline stage has most layers. `dtype_bytes`: a cached number.
+
+    `keeps_prefixes`: prefixes are kept for later requests. A sequence then holds two states of each recurrent layer,
+    the last at a block's end and the current one (MambaSpec.max_memory_usage_bytes, mode "align").
 
     A token and layer take 2 · KV heads on the rank · head_dim · dtype; heads are copied where there are too few.
     Of recurrent layers: the last kernel - 1 inputs of the convolution and value heads · value dim · key dim of state.
@@ -106,7 +106,8 @@ def lay_out(model: Model, split: Split, dtype_bytes: int, block_size: int) -> Ca
         # A page of attention must be as large as the state, so hybrid models get larger blocks.
         block_size = max(block_size, _ALIGNMENT * -(-state // (_ALIGNMENT * token_bytes)))
     groups = Groups(**{kind: -(-number // pools) for kind, number in count.items()})
-    return Cache(block_size, token_bytes, state, block_size * token_bytes, pools, groups, model.window)
+    states = 2 if keeps_prefixes else 1
+    return Cache(block_size, token_bytes, state, block_size * token_bytes, pools, groups, model.window, states)
 
 
 def _pools(counts: list[int]) -> int:

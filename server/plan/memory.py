@@ -37,14 +37,16 @@ class Device:
 class Run:
     """How the engine will run. `length` 0 asks for the longest that fits.
 
-    `batched`: the most tokens of a step. `embedding_bytes`: bytes per number of an embedding or head that is stored in
-    16 bits. In quantized models the CPU kernels keep those in 16 bits; everything else is in the engine's dtype.
-    `cache_bytes`: the cache's size where it is given; 0 means the rest of the memory.
+    `batched`: the most tokens of a step. `in_flight`: of all steps that are scheduled at once. `embedding_bytes`: bytes
+    per number of an embedding or head that is stored in 16 bits. In quantized models the CPU kernels keep those in 16
+    bits; everything else is in the engine's dtype. `cache_bytes`: the cache's size where it is given; 0 means the rest
+    of the memory. `keeps_prefixes`: prefix caching is on.
     """
 
     length: int
     sequences: int
     batched: int
+    in_flight: int
     utilization: float
     dtype_bytes: int
     embedding_bytes: int
@@ -52,6 +54,7 @@ class Run:
     form: WeightForm
     block_size: int
     cache_bytes: int = 0
+    keeps_prefixes: bool = True
 
 
 @dataclass(frozen=True)
@@ -94,18 +97,18 @@ class Plan:
     @property
     def tokens(self) -> int:
         """The cache's size in tokens, as the engine reports it."""
-        return self.cache.tokens(self.cache_bytes)
+        return self.cache.tokens(self.cache_bytes, self.length, self.run.in_flight)
 
     @property
     def together(self) -> int:
         """How many sequences of the full `length` fit at once; more wait, or give their blocks up and start again."""
-        return self.cache.sequences(self.cache_bytes, self.length, self.run.batched) if self.length else 0
+        return self.cache.sequences(self.cache_bytes, self.length, self.run.in_flight) if self.length else 0
 
 
 def make_plan(model: Model, device: Device, run: Run, split: Split) -> Plan:
     """The memory of the fullest device of `split`."""
     weights = weights_per_gpu(model, split, run.form, run.dtype_bytes, run.embedding_bytes)
-    cache = lay_out(model, split, run.cache_dtype_bytes, run.block_size)
+    cache = lay_out(model, split, run.cache_dtype_bytes, run.block_size, keeps_prefixes=run.keeps_prefixes)
     items = [*_weight_items(model, weights, run, split), _activations(model, weights, run, split)]
     outside: list[Item] = []
     if device.kind == "gpu":
@@ -120,7 +123,7 @@ def make_plan(model: Model, device: Device, run: Run, split: Split) -> Plan:
     left = budget - sum(item.bytes for item in items)
     available = run.cache_bytes or max(0, left)
     most = run.length or model.positions
-    length = run.length or cache.longest(available, 1, run.batched, most)
+    length = run.length or cache.longest(available, 1, run.in_flight, most)
     plan = Plan(
         split=split,
         device=device,
@@ -132,7 +135,7 @@ def make_plan(model: Model, device: Device, run: Run, split: Split) -> Plan:
         cache=cache,
         cache_bytes=available,
         length=length,
-        longest=cache.longest(available, run.sequences, run.batched, model.positions),
+        longest=cache.longest(available, run.sequences, run.in_flight, model.positions),
         problems=(),
     )
     too_long, too_large = _beyond_positions(plan, model.positions), _problems(plan, left, model.positions)
@@ -220,11 +223,11 @@ def _problems(plan: Plan, left: int, positions: int) -> list[str]:
             f"{gib(needed + cache_bytes)} are needed of {gib(plan.budget_bytes)} before any context: {parts}{cache}; "
             "split the model over more GPUs (--tensor-parallel-size), or take a smaller one"
         )
-    elif plan.length == 0 or plan.cache.blocks_of_sequence(plan.length, plan.run.batched) > plan.cache.blocks(
+    elif plan.length == 0 or plan.cache.blocks_of_sequence(plan.length, plan.run.in_flight) > plan.cache.blocks(
         plan.cache_bytes
     ):
-        longest = plan.cache.longest(plan.cache_bytes, 1, plan.run.batched, positions)
-        need = plan.cache.blocks_of_sequence(plan.length, plan.run.batched) * plan.cache.block_bytes
+        longest = plan.cache.longest(plan.cache_bytes, 1, plan.run.in_flight, positions)
+        need = plan.cache.blocks_of_sequence(plan.length, plan.run.in_flight) * plan.cache.block_bytes
         remedy = (
             f"lower --max-model-len to {longest}" if longest else "lower --max-num-seqs or --max-num-batched-tokens"
         )

@@ -19,13 +19,14 @@ NETWORKS_GBIT = (1, 10, 25)
 # Of vLLM 0.28.0's generating models, the classes without `SupportsPP`: no layer can be left to another stage.
 NO_STAGES = frozenset(
     {
-        *("AriaForConditionalGeneration", "CohereAsrForConditionalGeneration", "FireRedASR2ForConditionalGeneration"),
+        *("AriaForConditionalGeneration", "CohereAsrForConditionalGeneration", "DiffusionGemmaForBlockDiffusion"),
+        *("FireRedASR2ForConditionalGeneration", "FireRedLIDForConditionalGeneration"),
         *("FunASRForConditionalGeneration", "Gemma3nForCausalLM", "Gemma3nForConditionalGeneration"),
-        *("IQuestLoopCoderForCausalLM", "Idefics3ForConditionalGeneration", "Mamba2ForCausalLM", "MiniMaxForCausalLM"),
-        *("MiniMaxM1ForCausalLM", "MiniMaxText01ForCausalLM", "NemotronH_Nano_VL_V2"),
-        *("NemotronParseForConditionalGeneration", "OuroForCausalLM", "PaddleOCRVLForConditionalGeneration"),
-        *("Phi4MMForCausalLM", "SmolVLMForConditionalGeneration", "WhisperForConditionalGeneration"),
-        "Zamba2ForCausalLM",
+        *("HrmTextForCausalLM", "IQuestLoopCoderForCausalLM", "Idefics3ForConditionalGeneration"),
+        *("Mamba2ForCausalLM", "NemotronH_Nano_Omni_Reasoning_V3", "NemotronH_Nano_VL_V2"),
+        *("NemotronH_Super_Omni_Reasoning_V3", "NemotronParseForConditionalGeneration"),
+        *("PaddleOCRVLForConditionalGeneration", "Phi4MMForCausalLM", "SmolVLMForConditionalGeneration"),
+        *("WhisperForConditionalGeneration", "Zamba2ForCausalLM"),
     }
 )
 

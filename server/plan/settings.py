@@ -52,14 +52,16 @@ def run_of(config: Config, model: Model, device: Device, split: Split) -> Run:
     form = weight_form(on_gpu=on_gpu)
     length = engine.get("max-model-len", model.positions)
     world = 1 if on_gpu else split.gpus
-    batched = 8192 if on_gpu and device.memory_bytes >= LARGE_CARD else 2048 * world
+    usual = 8192 if on_gpu and device.memory_bytes >= LARGE_CARD else 2048 * world
+    batched = _number(engine, "max-num-batched-tokens", usual)
     cache_bytes = _number(engine, "kv-cache-memory-bytes", 0)
     if not on_gpu:
         cache_bytes = int(config.env.get("VLLM_CPU_KVCACHE_SPACE", "0")) * GIB or device.memory_bytes // 2
     return Run(
         length=0 if length == "auto" else int(str(length)),
         sequences=_number(engine, "max-num-seqs", 256 if on_gpu else 128 * world),
-        batched=_number(engine, "max-num-batched-tokens", batched),
+        batched=batched,
+        in_flight=batched * _steps_at_once(engine, split, on_gpu=on_gpu),
         utilization=float(str(engine.get("gpu-memory-utilization", 0.9))),
         dtype_bytes=dtype_bytes,
         # engine/cpu/layers.py keeps them as stored, in models that have quantized layers.
@@ -68,7 +70,17 @@ def run_of(config: Config, model: Model, device: Device, split: Split) -> Run:
         form=form,
         block_size=_number(engine, "block-size", GPU_BLOCK if on_gpu else CPU_BLOCK),
         cache_bytes=cache_bytes,
+        keeps_prefixes=engine.get("enable-prefix-caching", True) is not False,
     )
+
+
+def _steps_at_once(engine: Mapping[str, FlagValue], split: Split, *, on_gpu: bool) -> int:
+    """Steps that vLLM schedules before the first has ended (VllmConfig.max_concurrent_batches).
+
+    A pipeline has one per stage. Else the next step is scheduled while the GPU computes, unless that is switched off.
+    """
+    ahead = on_gpu and split.pipeline == 1 and engine.get("async-scheduling", True) is not False
+    return 2 if ahead else split.pipeline
 
 
 def weight_form(*, on_gpu: bool) -> WeightForm:

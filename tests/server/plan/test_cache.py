@@ -18,7 +18,7 @@ def test_a_token_of_a_dense_model_is_keys_and_values_of_all_layers() -> None:
 
 def test_the_cache_s_size_is_whole_blocks() -> None:
     cache = Cache(CPU_BLOCK, 1536, 0, CPU_BLOCK * 1536, 30, Groups(1, 0, 0), 0)
-    assert cache.tokens(2**30) == 182 * 128  # what the engine reports for SmolLM2 in float32 with 1 GiB
+    assert cache.tokens(2**30, 8192, 2048) == 182 * 128  # what the engine reports for SmolLM2 in float32 with 1 GiB
 
 
 def test_a_hybrid_s_blocks_hold_a_recurrent_state() -> None:
@@ -28,8 +28,15 @@ def test_a_hybrid_s_blocks_hold_a_recurrent_state() -> None:
     assert cache.page_bytes >= cache.state_bytes
     assert (cache.page_bytes - cache.state_bytes) < 16 * cache.token_bytes
     assert (cache.pools, cache.groups) == (16, Groups(1, 0, 3))
-    assert cache.blocks_of_sequence(1, 2048) == 4
-    assert cache.blocks_of_sequence(cache.block_size + 1, 2048) == 5
+    assert cache.blocks_of_sequence(1, 2048) == 1 + 3 * 2
+    assert cache.blocks_of_sequence(cache.block_size + 1, 2048) == 2 + 3 * 2
+    plain = lay_out(model("27B"), Split(2), 2, GPU_BLOCK, keeps_prefixes=False)
+    assert plain.blocks_of_sequence(1, 2048) == 1 + 3
+
+
+def test_a_hybrid_s_cache_is_reported_by_what_the_longest_sequence_holds() -> None:
+    cache = Cache(512, 1024, 2**19, 512 * 1024, 8, Groups(1, 0, 3), 0, states=2)
+    assert cache.tokens(512 * cache.block_bytes, 8192, 2048) == 190_650  # vLLM 0.28.0 with these blocks
 
 
 @pytest.mark.parametrize(("full", "pools", "groups"), [(18, 18, (1, 1)), (6, 6, (1, 5)), (16, 20, (1, 1))])

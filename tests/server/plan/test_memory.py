@@ -9,7 +9,7 @@ from server.units import GIB
 from .models import model
 
 CARD = Device("gpu", 16160 * 2**20)
-RUN = Run(8192, 32, 2048, 0.90, 2, 2, 2, "packed", 16)
+RUN = Run(8192, 32, 2048, 4096, 0.90, 2, 2, 2, "packed", 16)
 
 
 def test_the_reference_document_s_sums_hold_for_a_32b_model_on_two_16_gb_cards() -> None:

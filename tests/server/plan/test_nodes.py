@@ -83,9 +83,10 @@ def _without_stages() -> Iterator[str]:
     spec = find_spec("vllm")
     assert spec is not None
     assert spec.submodule_search_locations
-    folder = Path(spec.submodule_search_locations[0]) / "model_executor/models"
+    vllm = Path(spec.submodule_search_locations[0])
+    folder = vllm / "model_executor/models"
     bases: dict[tuple[str, str], list[str]] = {}
-    for path in folder.glob("*.py"):
+    for path in (*folder.glob("*.py"), *(vllm / "models").rglob("*.py")):
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.ClassDef):
                 bases[path.stem, node.name] = [ast.unparse(base).split("[")[0].split(".")[-1] for base in node.bases]
