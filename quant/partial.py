@@ -57,7 +57,7 @@ class PartialResults:
     def _opened(self, name: str) -> Iterator[Any]:
         path = self._path(name)
         try:
-            with safe_open(path, framework="pt") as file:  # type: ignore[no-untyped-call]
+            with safe_open(path, framework="pt") as file:
                 yield file
         except (OSError, SafetensorError) as error:
             raise QuantError(f"{path}: expected kept results, got: {error}", "Run this again") from None

@@ -117,7 +117,7 @@ def _opened(path: Path) -> Iterator[Any]:
     if not path.is_file():
         raise QuantError(f"{path} is missing", _REMEDY)
     try:
-        with safe_open(path, framework="pt") as file:  # type: ignore[no-untyped-call]
+        with safe_open(path, framework="pt") as file:
             yield file
     except (OSError, SafetensorError) as error:
         raise QuantError(f"{path}: expected a safetensors file, got: {error}", _REMEDY) from None

@@ -51,8 +51,8 @@ def _with_reason(event: str, cut: set[int]) -> str:
 def needs_whole(request: Any) -> bool:
     """Whether the stream must be made from the whole answer.
 
-    vLLM's own stream cuts a required call's arguments at braces inside strings, and spaces a named call's otherwise than
-    the whole answer.
+    vLLM's own stream cuts a required call's arguments at braces inside strings. A named call's spaces differ from those
+    of the whole answer.
     """
     return (
         bool(request.tools)

@@ -354,4 +354,5 @@ def engine_is_cpu_build() -> bool:
         importlib.metadata.version("vllm")
         return "cuda" not in importlib.metadata.version("voltserve-kernels")
     except importlib.metadata.PackageNotFoundError as error:
-        raise ConfigError(f"no engine is installed: {error.name} is missing from this Python; run `make setup`") from error
+        missing = f"no engine is installed: {error.name} is missing from this Python; run `make setup`"
+        raise ConfigError(missing) from error

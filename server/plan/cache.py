@@ -53,7 +53,7 @@ class Cache:
         return max(0, available) // self.block_bytes
 
     def tokens(self, available: int, length: int, in_flight: int) -> int:
-        """The cache's size as the engine reports it: what sequences of `length` tokens hold, if blocks were divisible."""
+        """The size that the engine reports: what sequences of `length` tokens would hold, were blocks divisible."""
         return int(self.blocks(available) / self.blocks_of_sequence(length, in_flight) * length) if length else 0
 
     def blocks_of_sequence(self, length: int, in_flight: int) -> int:

@@ -45,8 +45,8 @@ def as_dict(
         "cache": {
             "bytes": plan.cache_bytes,
             "tokens": plan.tokens,
-            "tokens_formula": f"⌊{plan.cache_bytes} B / {cache.block_bytes} B⌋ blocks / blocks of one sequence of {plan.length} "
-            f"tokens · {plan.length}",
+            "tokens_formula": f"⌊{plan.cache_bytes} B / {cache.block_bytes} B⌋ blocks / "
+            f"blocks of a sequence of {plan.length} tokens · {plan.length}",
             "block_size": cache.block_size,
             "blocks": cache.blocks(plan.cache_bytes),
             "block_bytes": cache.block_bytes,

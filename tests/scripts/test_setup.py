@@ -193,7 +193,9 @@ def test_the_locks_cover_every_python_that_set_up_takes() -> None:
 def test_no_package_for_other_gpus_is_locked() -> None:
     """vLLM's metadata asks for kernels of newer GPUs; requirements/overrides.txt leaves them out."""
     engine = (ROOT / "requirements/engine.lock").read_text()
-    left_out = re.findall(r"^(\S+) ; sys_platform == 'never'", (ROOT / "requirements/overrides.txt").read_text(), re.MULTILINE)
+    left_out = re.findall(
+        r"^(\S+) ; sys_platform == 'never'", (ROOT / "requirements/overrides.txt").read_text(), re.MULTILINE
+    )
     assert left_out
     for package in left_out:
         assert not re.search(rf"^{package}==", engine, re.MULTILINE | re.IGNORECASE), package

@@ -69,9 +69,10 @@ async def test_a_stream_is_what_the_client_asked_for_and_is_counted_however_it_i
     of = completion_event if path == COMPLETIONS else chat_event
     asked_each, asked_end = options == EACH, options is not None and options["include_usage"]
     sent = [of(0, usage(5, n), text) for n, text in enumerate(("", "Hi", TRICKY, "🙂"))] + [last_event(5, 3), DONE]
-    wanted = [
-        of(0, usage(5, n) if asked_each else "", text) for n, text in enumerate(("", "Hi", TRICKY, "🙂"))
-    ] + [*([last_event(5, 3)] if asked_end else []), DONE]
+    wanted = [of(0, usage(5, n) if asked_each else "", text) for n, text in enumerate(("", "Hi", TRICKY, "🙂"))] + [
+        *([last_event(5, 3)] if asked_end else []),
+        DONE,
+    ]
     meter = metered(path, stream=True, stream_options=options)
     bytes_sent = "".join(sent).encode()
     parts = [bytes_sent[at : at + size] for at in range(0, len(bytes_sent), size)]

@@ -69,9 +69,9 @@ def test_what_cannot_be_cut_into_stages_is_refused_with_the_reason(tmp_path: Pat
     qwen = model("8B")
     assert obstacle(qwen, Split(2, 4)) == ""
     assert "expected a layer for every stage, got 36 layers; lower it to 36" in obstacle(qwen, Split(1, 37))
-    shape, entries = dense("72B", architectures=["MiniMaxM1ForCausalLM"])
+    shape, entries = dense("72B", architectures=["HrmTextForCausalLM"])
     planned = plan_for(config(write(tmp_path, shape, {"a.safetensors": entries}, index=False), *TWO_NODES))
-    assert "MiniMaxM1ForCausalLM cannot be cut into stages" in planned.plan.problems[0]
+    assert "HrmTextForCausalLM cannot be cut into stages" in planned.plan.problems[0]
 
 
 def test_the_classes_without_stages_are_those_of_the_installed_vllm() -> None:

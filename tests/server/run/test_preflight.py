@@ -77,8 +77,16 @@ def quantized(model: Path, quantization: object, *flags: str, capability: str = 
 @pytest.mark.parametrize(
     ("quantization", "flags", "message"),
     [
-        ({"quant_method": "fp8"}, (), r"config\.json: quant_method: expected .* has kernels for on .*, got fp8 .*NVFP4"),
-        ({"quant_method": "gptq", "bits": 4}, (), r"config\.json: quant_method: .* got gptq \(GPTQ.*`voltserve quantize`"),
+        (
+            {"quant_method": "fp8"},
+            (),
+            r"config\.json: quant_method: expected .* has kernels for on .*, got fp8 .*NVFP4",
+        ),
+        (
+            {"quant_method": "gptq", "bits": 4},
+            (),
+            r"config\.json: quant_method: .* got gptq \(GPTQ.*`voltserve quantize`",
+        ),
         (None, ("--quantization", "bitsandbytes"), r"--quantization: .* bitsandbytes"),
     ],
 )
