@@ -14,7 +14,8 @@ using namespace voltserve::cpu;
 // Rows [T, heads, dim] of float32, the last two dimensions dense.
 void expect_rows(const char *name, const Tensor &tensor, int64_t heads, int64_t dim) {
   expect(name, tensor, kCpu, ScalarType::Float, {-1, heads, dim}, Layout::strided);
-  STD_TORCH_CHECK(tensor.stride(2) == 1 && tensor.stride(1) == dim, name, ": expected [heads, D] to be dense, got ", describe(tensor));
+  STD_TORCH_CHECK(tensor.stride(2) == 1 && tensor.stride(1) == dim, name, ": expected [heads, D] to be dense, got ",
+                  describe(tensor));
 }
 
 PagedCache cache_of(const Tensor &keys, const Tensor &values) {
@@ -27,7 +28,8 @@ PagedCache cache_of(const Tensor &keys, const Tensor &values) {
                      values.stride(3) == 1 && values.stride(2) == dim && values.stride(1) == page_size * dim &&
                      keys.stride(0) == values.stride(0);
   STD_TORCH_CHECK(dense, "k_cache: expected blocks that are dense, and equal strides of k_cache and v_cache between them");
-  return {static_cast<float *>(keys.mutable_data_ptr()), static_cast<float *>(values.mutable_data_ptr()), keys.stride(0), page_size};
+  return {static_cast<float *>(keys.mutable_data_ptr()), static_cast<float *>(values.mutable_data_ptr()), keys.stride(0),
+          page_size};
 }
 
 void paged_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_table, Tensor query_start, Tensor seq_lens, int64_t,

@@ -288,8 +288,7 @@ STABLE_TORCH_LIBRARY(voltserve, m) {
   m.def("silu_and_mul(Tensor x) -> Tensor");
   // On GPUs only, see cuda/plain/plain.cuh.
   m.def("rms_norm_to(Tensor(a!) y, Tensor x, Tensor weight, float eps) -> ()");
-  m.def(
-      "rotary_embedding(Tensor positions, Tensor(a!) query, Tensor(b!)? key, int head_size, Tensor cos_sin, bool halves) -> ()");
+  m.def("rotary_embedding(Tensor positions, Tensor(a!) query, Tensor(b!)? key, int head_size, Tensor cos_sin, bool halves) -> ()");
   m.def("set_cpu_threads(int threads) -> ()");
   m.def("_cpu_instruction_sets() -> str");
   m.def("_cuda_route(int m, int n, int k, int group_size, int arch, int processors) -> str");

@@ -38,7 +38,7 @@ class PagedAttention {
   const AttentionShape shape_;
   const PagedRequests requests_;
   std::vector<Piece> pieces_;
-  int64_t positions_ = 0;  // of all pieces
+  int64_t positions_ = 0;                   // of all pieces
   std::vector<PartialAttention> partials_;  // [pieces, q heads of a kv head]
   std::unique_ptr<float[]> partial_out_;    // [pieces, q heads of a kv head, dim]
 };

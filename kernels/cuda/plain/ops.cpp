@@ -27,12 +27,13 @@ void rms_norm_to(Tensor y, Tensor x, Tensor weight, double eps) {
   expect("weight", weight, call.place, ScalarType::Half, {width});
   expect_width("x", width);
   const int64_t token = x.stride(0), head = x.dim() == 3 ? x.stride(1) : 0;
-  STD_TORCH_CHECK(x.stride(x.dim() - 1) == 1 && token % 8 == 0 && head % 8 == 0, "x: expected dense rows on 16-byte boundaries, got ",
-                  describe(x));
+  STD_TORCH_CHECK(x.stride(x.dim() - 1) == 1 && token % 8 == 0 && head % 8 == 0,
+                  "x: expected dense rows on 16-byte boundaries, got ", describe(x));
   for (const Tensor *tensor : {&x, &y, &weight}) expect_aligned("x, y, weight", *tensor);
   if (x.numel() == 0) return;
-  const PlainNormArgs args{data<const __half>(x),   data<const __half>(weight), nullptr, data<__half>(y),         static_cast<float>(eps),
-                           x.size(0) * heads, token,                      head,    static_cast<int>(heads), static_cast<int>(width)};
+  const PlainNormArgs args{data<const __half>(x),   data<const __half>(weight), nullptr, data<__half>(y),
+                           static_cast<float>(eps), x.size(0) * heads,          token,   head,
+                           static_cast<int>(heads), static_cast<int>(width)};
   check(launch_plain_norm(args, call.stream), "rms_norm_to");
 }
 
@@ -47,9 +48,16 @@ void add_rms_norm(Tensor x, Tensor residual, Tensor weight, double eps) {
   expect_width("x", width);
   for (const Tensor *tensor : {&x, &residual, &weight}) expect_aligned("x, residual, weight", *tensor);
   if (x.numel() == 0) return;
-  const PlainNormArgs args{data<const __half>(x), data<const __half>(weight), data<__half>(residual), data<__half>(x),
-                           static_cast<float>(eps), x.numel() / width,      width,                  0,
-                           1,                       static_cast<int>(width)};
+  const PlainNormArgs args{data<const __half>(x),
+                           data<const __half>(weight),
+                           data<__half>(residual),
+                           data<__half>(x),
+                           static_cast<float>(eps),
+                           x.numel() / width,
+                           width,
+                           0,
+                           1,
+                           static_cast<int>(width)};
   check(launch_plain_norm(args, call.stream), "add_rms_norm");
 }
 
@@ -59,8 +67,8 @@ void rotary_embedding(Tensor positions, Tensor query, std::optional<Tensor> key,
   const int64_t tokens = positions.numel();
   expect("positions", positions, call.place, ScalarType::Long, shape_of(positions));
   expect("cos_sin", cos_sin, call.place, ScalarType::Half, {-1, -1});
-  STD_TORCH_CHECK(cos_sin.size(1) <= head_size && cos_sin.size(1) % 2 == 0, "cos_sin: expected an even width of at most the head size ",
-                  head_size, ", got ", cos_sin.size(1));
+  STD_TORCH_CHECK(cos_sin.size(1) <= head_size && cos_sin.size(1) % 2 == 0,
+                  "cos_sin: expected an even width of at most the head size ", head_size, ", got ", cos_sin.size(1));
   for (const Tensor *x : {&query, key ? &*key : nullptr}) {
     if (x == nullptr || tokens == 0) continue;
     STD_TORCH_CHECK((x->dim() == 2 || x->dim() == 3) && x->size(0) == tokens && x->stride(x->dim() - 1) == 1,
@@ -69,8 +77,14 @@ void rotary_embedding(Tensor positions, Tensor query, std::optional<Tensor> key,
     expect("query, key", *x, call.place, ScalarType::Half, shape_of(*x), Layout::strided);
     const int64_t heads = x->numel() / tokens / head_size;
     expect_multiple("query, key", "row", x->numel() / tokens, head_size);
-    const PlainRotaryArgs args{data<const int64_t>(positions), data<const __half>(cos_sin), data<__half>(*x), tokens, x->stride(0),
-                               x->dim() == 3 ? x->stride(1) : head_size, static_cast<int>(heads), static_cast<int>(cos_sin.size(1)),
+    const PlainRotaryArgs args{data<const int64_t>(positions),
+                               data<const __half>(cos_sin),
+                               data<__half>(*x),
+                               tokens,
+                               x->stride(0),
+                               x->dim() == 3 ? x->stride(1) : head_size,
+                               static_cast<int>(heads),
+                               static_cast<int>(cos_sin.size(1)),
                                halves};
     check(launch_plain_rotary(args, call.stream), "rotary_embedding");
   }
