@@ -128,8 +128,8 @@ def prompt_share(gpu: Gpu, measured: dict[str, Any], costs: HybridCosts) -> dict
 def memory(length: int, sequences: int) -> dict[str, Any]:
     """`voltserve plan` on one of two 16 GB cards, text only."""
     run = Run(
-        length=length, sequences=sequences, batched=PROMPT, in_flight=2 * PROMPT, utilization=0.9, dtype_bytes=2, embedding_bytes=2,
-        cache_dtype_bytes=2, form="packed", block_size=GPU_BLOCK,
+        length=length, sequences=sequences, batched=PROMPT, in_flight=2 * PROMPT, utilization=0.9, dtype_bytes=2,
+        embedding_bytes=2, cache_dtype_bytes=2, form="packed", block_size=GPU_BLOCK,
     )  # fmt: skip
     model = text_only(describe(*public_model("27B"), "config.json"))
     plan = make_plan(model, Device("gpu", int(16 * GIB * VISIBLE_SHARE)), run, Split(RANKS))

@@ -3,6 +3,7 @@
 vLLM's own default on CPUs compiles for minutes.
 """
 
+import os
 from typing import TYPE_CHECKING
 
 from vllm.platforms.cpu import CpuPlatform
@@ -29,7 +30,8 @@ class RecordingCpuPlatform(CpuPlatform):  # type: ignore[misc]  # vLLM's classes
     def check_and_update_config(cls, vllm_config: "VllmConfig") -> None:
         """Replaces an FP8 cache, which vLLM refuses on CPUs, by one in the activations' dtype.
 
-        It also restores the executor `ray`, which vLLM replaces by `mp`.
+        It also restores the executors that vLLM replaces by `mp`: `ray`, and `uni` where the environment of this
+        process already says how many threads compute. `uni` saves each step the way to another process and back.
         """
         cache = vllm_config.cache_config
         if cache.cache_dtype.startswith("fp8"):
@@ -42,6 +44,8 @@ class RecordingCpuPlatform(CpuPlatform):  # type: ignore[misc]  # vLLM's classes
             from engine.cpu import ray as cpu_ray
 
             cpu_ray.use(vllm_config)
+        if asked == "uni" and os.environ.get("VLLM_CPU_OMP_THREADS_BIND") == "nobind":
+            vllm_config.parallel_config.distributed_executor_backend = "uni"
 
     @classmethod
     def get_device_communicator_cls(cls) -> str:

@@ -56,6 +56,20 @@ def test_a_checkpoint_s_fp8_cache_is_kept_in_the_activations_dtype(
     assert told == ({} if asked == becomes else {"KV cache dtype": "the activations'"})
 
 
+@pytest.mark.parametrize(("bound", "kept"), [("nobind", "uni"), ("auto", "mp")])
+def test_one_process_computes_where_its_environment_says_with_how_many_threads(
+    bound: str, kept: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def vllm_s(cls: type, vllm_config: Any) -> None:
+        vllm_config.parallel_config.distributed_executor_backend = "mp"
+
+    monkeypatch.setattr(CpuPlatform, "check_and_update_config", classmethod(vllm_s))
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", bound)
+    cache, parallel = SimpleNamespace(cache_dtype="auto"), SimpleNamespace(distributed_executor_backend="uni")
+    RecordingCpuPlatform.check_and_update_config(SimpleNamespace(cache_config=cache, parallel_config=parallel))
+    assert parallel.distributed_executor_backend == kept
+
+
 def test_vllm_runs_on_it_where_its_cpu_build_is_installed() -> None:
     assert type(current_platform) is RecordingCpuPlatform
     assert current_platform.is_cpu()
