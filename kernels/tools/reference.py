@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+E4M3_NAN = 0x7F  # and with the sign, 0xFF
+E4M3_NUMBERS = tuple(code for code in range(256) if code & E4M3_NAN != E4M3_NAN)
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 
 
@@ -31,13 +33,13 @@ def random_weights(n: int, k: int, group: int, generator: torch.Generator, adver
     device = generator.device
     codes = torch.randint(0, 256, (n, k // 2), dtype=torch.uint8, device=device, generator=generator)
     if adversarial:
-        numbers = torch.tensor([b for b in range(256) if b & 0x7F != 0x7F], dtype=torch.uint8, device=device)
+        numbers = torch.tensor(E4M3_NUMBERS, dtype=torch.uint8, device=device)
         pick = torch.randint(0, len(numbers), (n, k // group), device=device, generator=generator)
         scales = numbers[pick]
         codes[:, ::7] = 0x88  # -0
         codes[:, 1::7] = 0x7F  # -6 and 6
     else:
-        scales = torch.randint(0x50, 0x7F, (n, k // group), dtype=torch.uint8, device=device, generator=generator)
+        scales = torch.randint(0x50, E4M3_NAN, (n, k // group), dtype=torch.uint8, device=device, generator=generator)
     # Small enough that no result leaves fp16's range.
     factor = (torch.rand(n, device=device, generator=generator) + 0.1) * (1e-7 if adversarial else 1e-4)
     return Canonical(codes, scales, factor, group)

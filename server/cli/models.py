@@ -13,6 +13,7 @@ from quant.formats.registry import targets
 from server.cli.common import AsJson, group, print_json, progress, user_errors
 
 if TYPE_CHECKING:
+    from quant.calibrate import CalibrationSettings
     from quant.formats.others import Device
 
 app = group()
@@ -85,8 +86,6 @@ def quantize(
     Memory, disk and time are estimated before any weight is read. A run that was stopped (Ctrl-C, a kill, a full disk)
     keeps what it has done beside DST; the same command goes on from there, with the same result.
     """
-    from quant import calibration_text as texts
-    from quant.calibrate import CalibrationSettings
     from quant.methods import Method
     from quant.quantize import run
     from quant.selection import DEFAULT_IGNORE
@@ -94,15 +93,10 @@ def quantize(
     from server.cli.interrupt import resumable
 
     with user_errors():
-        chosen = {"windows": calibration_windows, "seed": seed}
-        given = {name: value for name, value in chosen.items() if value is not None}
-        calibration = None
-        if given or calibration_text is not None:
-            calibration = CalibrationSettings(texts.calibration_text(calibration_text, source), **given)
         task = prepare(
             source,
             method=Method(method.value, compensate),
-            calibration=calibration,
+            calibration=_calibration(calibration_text, source, windows=calibration_windows, seed=seed),
             group_size=int(group_size.value),
             ignore=(*(DEFAULT_IGNORE if ignore_only is None else ignore_only), *(ignore or ())),
         )
@@ -117,6 +111,17 @@ def quantize(
         f"{destination}: {len(report.quantized)} linear layers in NVFP4, {len(report.kept)} tensors kept; "
         f"{report.source_bytes / 1e6:.0f} MB became {report.output_bytes / 1e6:.0f} MB"
     )
+
+
+def _calibration(text: Path | None, source: Path, **chosen: int | None) -> "CalibrationSettings | None":
+    """The calibration that was asked for; None where nothing was, so that the method's own default holds."""
+    from quant.calibrate import CalibrationSettings
+    from quant.calibration_text import calibration_text
+
+    given = {name: value for name, value in chosen.items() if value is not None}
+    if not given and text is None:
+        return None
+    return CalibrationSettings(calibration_text(text, source), **given)
 
 
 class Kind(str, Enum):

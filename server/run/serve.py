@@ -105,23 +105,10 @@ class _Engine:
 async def _run(plans: Sequence[_Plan], sock: socket.socket, module: str) -> int:
     config = plans[0].config
     async with contextlib.AsyncExitStack() as stack:
-        engines = []
-        for plan in plans:
-            path = str(engine_socket(plan.runtime))
-            client = await stack.enter_async_context(engine_client(path))
-            exchange = stack.enter_context(contextlib.closing(EngineSocket(path)))
-            engines.append(_Engine.of(plan, client, exchange, module))
+        engines = [await _connected(plan, module, stack) for plan in plans]
         supervisors = [engine.supervisor for engine in engines]
         gateway = Gateway(config, Pool([engine.upstream for engine in engines]))
-        hopeless = asyncio.Event()
-
-        def check_hopeless(_: Status) -> None:
-            if all(supervisor.status.lasting for supervisor in supervisors):
-                hopeless.set()
-
-        for engine in engines:
-            engine.supervisor.subscribe(gateway.metrics.observer(engine.upstream.name))
-            engine.supervisor.subscribe(check_hopeless)
+        hopeless = _observed(engines, gateway)
         http = http_server(gateway, config.body_timeout)
         # Objects made so far live as long as the process. Excluding them makes garbage collection fast.
         gc.collect()
@@ -134,16 +121,7 @@ async def _run(plans: Sequence[_Plan], sock: socket.socket, module: str) -> int:
         try:
             await first_done(serving, *running, signals.first.wait(), hopeless.wait())
             code = next(filter(None, (_exit_code(supervisor.status) for supervisor in supervisors)), 0)
-            why = f"{signals.name} came" if signals.name else "the gateway ended"
-            if hopeless.is_set() and not signals.name:
-                why = "no engine can be started; the diagnosis says what to do first"
-                log.error("serve ends", reason=why, exit_code=code)
-            for supervisor in supervisors:
-                supervisor.drain(why)
-            log.info("draining", in_flight=gateway.in_flight.count, seconds=config.drain_timeout)
-            await first_done(gateway.in_flight.wait_for_none(), signals.second.wait(), limit=config.drain_timeout)
-            if gateway.in_flight.count:
-                log.warning("requests are cut off", in_flight=gateway.in_flight.count)
+            await _drained(supervisors, gateway, signals, _why(signals, hopeless, code), config.drain_timeout)
         finally:
             for supervisor in supervisors:
                 supervisor.stop()
@@ -155,6 +133,51 @@ async def _run(plans: Sequence[_Plan], sock: socket.socket, module: str) -> int:
             task.result()
     log.info("stopped")
     return signals.exit_code or code
+
+
+async def _connected(plan: _Plan, module: str, stack: contextlib.AsyncExitStack) -> _Engine:
+    """An engine with its connections, which `stack` closes."""
+    path = str(engine_socket(plan.runtime))
+    client = await stack.enter_async_context(engine_client(path))
+    exchange = stack.enter_context(contextlib.closing(EngineSocket(path)))
+    return _Engine.of(plan, client, exchange, module)
+
+
+def _observed(engines: Sequence[_Engine], gateway: Gateway) -> asyncio.Event:
+    """Has the gateway count each engine's states. The event is set once no engine can ever work."""
+    hopeless = asyncio.Event()
+
+    def check_hopeless(_: Status) -> None:
+        if all(engine.supervisor.status.lasting for engine in engines):
+            hopeless.set()
+
+    for engine in engines:
+        engine.supervisor.subscribe(gateway.metrics.observer(engine.upstream.name))
+        engine.supervisor.subscribe(check_hopeless)
+    return hopeless
+
+
+def _why(signals: Signals, hopeless: asyncio.Event, code: int) -> str:
+    """The reason why serving ends; an error in the log where no signal asked for it."""
+    if signals.name:
+        return f"{signals.name} came"
+    if not hopeless.is_set():
+        return "the gateway ended"
+    why = "no engine can be started; the diagnosis says what to do first"
+    log.error("serve ends", reason=why, exit_code=code)
+    return why
+
+
+async def _drained(
+    supervisors: Sequence[Supervisor], gateway: Gateway, signals: Signals, why: str, limit: float
+) -> None:
+    """Admits no further request, and waits for those in flight: until a second signal, or for `limit` seconds."""
+    for supervisor in supervisors:
+        supervisor.drain(why)
+    log.info("draining", in_flight=gateway.in_flight.count, seconds=limit)
+    await first_done(gateway.in_flight.wait_for_none(), signals.second.wait(), limit=limit)
+    if gateway.in_flight.count:
+        log.warning("requests are cut off", in_flight=gateway.in_flight.count)
 
 
 def _break_off(exchange: EngineSocket, status: Status) -> None:

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from .test_cpu import matrix, packed
+from .test_nvfp4_linear import matrix, packed
 
 OPS = torch.ops.voltserve
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from engine.layers.moe import pack_experts
 from engine.layers.moe_slots import align_in_torch
 
-from .test_cpu import OPS, matrix, worst_error
+from .test_nvfp4_linear import OPS, matrix, worst_error
 
 
 def operands(rows: int, columns: int, experts: int, group_size: int = 16) -> tuple[list, tuple]:

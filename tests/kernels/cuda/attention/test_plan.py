@@ -1,18 +1,9 @@
-"""How attention is cut into blocks, a pure function: no GPU."""
-
-from pathlib import Path
+"""How attention is cut into blocks: a pure function, so no GPU is needed."""
 
 import pytest
 
 from engine.limits import HEAD_SIZES
-from kernels.tools.native import LIBRARY
 from kernels.tools.native_attention import DECODE_TOKENS, AttentionLibrary, Plan
-
-
-@pytest.fixture(scope="session")
-def attention(build: Path) -> AttentionLibrary:
-    """The launchers; without a GPU only the plan answers."""
-    return AttentionLibrary(build / LIBRARY.name)
 
 
 def step(attention: AttentionLibrary, requests: int = 8, new: int = 1, **changes: int) -> Plan:
@@ -39,13 +30,13 @@ def test_every_row_of_a_key_head_has_a_place_in_a_decoding_block(
     assert shape.rows == 8 or rows > shape.rows // 2 or plan.row_blocks > 1
     assert shape.head_dim == head_dim
     assert plan.partial_rows == rows
-    # Who comes last is found for each group of runs, key head and block of rows, three times at most.
+    # The last block is found per group of splits, key head and block of rows, three times at most.
     assert plan.arrival_words == 3 * plan.splits * kv_heads * plan.row_blocks
 
 
 @pytest.mark.parametrize("requests", [1, 2, 7, 8, 32, 255])
 @pytest.mark.parametrize(("q_heads", "kv_heads"), [(32, 4), (64, 8), (12, 2), (32, 32)])
-def test_runs_fill_the_gpu_and_each_request_has_one(
+def test_splits_fill_the_gpu_and_each_request_has_one(
     attention: AttentionLibrary, requests: int, q_heads: int, kv_heads: int
 ) -> None:
     plan = step(attention, requests, q_heads=q_heads, kv_heads=kv_heads)

@@ -40,7 +40,7 @@ def test_many_tokens_are_dequantized_for_cublas(library: Library, arch: int, mos
 
 @pytest.mark.parametrize("n", [1, 31, 1000, 5120, 8240, 51200, 248320])
 @pytest.mark.parametrize("m", [1, 4, 8, 64, 700])
-def test_every_place_of_the_gpu_gets_work_but_never_less_than_two_stages(library: Library, m: int, n: int) -> None:
+def test_every_multiprocessor_gets_work_but_no_block_less_than_two_stages(library: Library, m: int, n: int) -> None:
     plan = library.plan(m, n, 5120)
     shape = library.shape(plan.variant)
     assert shape is not None

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from quant.tensor import NVFP4Tensor
+from tests.quant.reference import E4M3_NAN, E4M3_NUMBERS
 
 OPS = torch.ops.voltserve
 
@@ -18,7 +19,7 @@ def matrix(rows: int, columns: int, group_size: int = 16, seed: int = 0) -> NVFP
     """Every code and every block scale but NaN occurs; row factors differ over six orders of magnitude."""
     random = torch.Generator().manual_seed(seed)
     codes = torch.randint(256, (rows, columns // 2), generator=random, dtype=torch.uint8)
-    scales = torch.randint(0x7F, (rows, columns // group_size), generator=random, dtype=torch.uint8)
+    scales = torch.randint(E4M3_NAN, (rows, columns // group_size), generator=random, dtype=torch.uint8)
     factors = 10.0 ** torch.randint(-4, 3, (rows,), generator=random).float() * 1.37
     return NVFP4Tensor(codes, scales.view(torch.float8_e4m3fn), factors, group_size)
 
@@ -93,7 +94,7 @@ def test_dequantizing_gives_the_reference_bit_for_bit(
 
 def test_every_code_times_every_scale_sign_included(instruction_set: str) -> None:
     """16 codes in a group, one scale byte a row: all 254 bytes that are numbers."""
-    scales = torch.tensor([byte for byte in range(256) if byte & 0x7F != 0x7F], dtype=torch.uint8)
+    scales = torch.tensor(E4M3_NUMBERS, dtype=torch.uint8)
     codes = torch.arange(0, 16, 2, dtype=torch.uint8) | torch.arange(1, 17, 2, dtype=torch.uint8) << 4
     w = NVFP4Tensor(
         codes.repeat(len(scales), 1), scales.view(torch.float8_e4m3fn)[:, None], torch.ones(len(scales)), 16
@@ -173,7 +174,7 @@ def test_a_bad_argument_is_named(argument: str, value: object, message: str) -> 
 def test_packing_names_what_does_not_fit() -> None:
     w = matrix(4, 32)
     scales = w.block_scales.view(torch.uint8).clone()
-    scales[2, 1] = 0x7F
+    scales[2, 1] = E4M3_NAN
     with pytest.raises(RuntimeError, match=r"block_scales: expected numbers, got NaN at \[2, 1\]"):
         OPS.nvfp4_pack(w.codes, scales.view(torch.float8_e4m3fn), 16)
     with pytest.raises(RuntimeError, match=r"block_scales: expected contiguous Float8_e4m3fn \[4, 1\]"):
