@@ -217,7 +217,7 @@ class FakeEngine:
                     break
                 choice = {"index": 0, "finish_reason": None}
                 text = await self.token(answer, index)
-                usage = {"usage": _usage(body, index + 1)} if each else {} if chat else {"usage": None}
+                usage = {"usage": _usage(body, index + 1)} if each else {}
                 event = _event({**head, "choices": [{**choice, **_content(text, chat=chat, stream=True)}], **usage})
                 if answer.half_event and index + 1 == answer.kill_after:
                     event = event[: len(event) // 2]

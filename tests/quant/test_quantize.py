@@ -158,9 +158,9 @@ def test_what_no_engine_serves_in_4_bits_is_refused_before_the_work(tmp_path, mo
 
 
 def test_an_architecture_that_the_engine_does_not_know_is_refused_before_the_work(tmp_path, source):
-    config = json.loads((source / "config.json").read_text()) | {"architectures": ["Qwen3_5ForCausalLM"]}
+    config = json.loads((source / "config.json").read_text()) | {"architectures": ["Qwen3_6ForCausalLM"]}
     (source / "config.json").write_text(json.dumps(config))
-    with pytest.raises(QuantError, match=r"architectures: expected .* the nearest known is Qwen3_5ForConditional"):
+    with pytest.raises(QuantError, match=r"architectures: expected .* the nearest known are Qwen3_5ForCausalLM "):
         quantize_checkpoint(source, tmp_path / "out")
     assert names_in(tmp_path) == ["source"]
 
