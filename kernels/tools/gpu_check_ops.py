@@ -17,7 +17,7 @@ import torch
 
 from kernels.tools.findings import Findings, parser
 from kernels.tools.gpu_check import align
-from kernels.tools.reference import Canonical, random_activations, random_weights, worst_error
+from kernels.tools.reference import E4M3_NAN, Canonical, random_activations, random_weights, worst_error
 
 Weight = tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]
 # Above the fused kernels' range weights are rounded to fp16 before the product, each by at most 2^-11 of itself.
@@ -207,7 +207,7 @@ def bad_arguments(c: Checker) -> None:
     c.raises("silu's width", "x: expected [..., 2 n] with n a multiple of 8", lambda: gate(wide[:, :40].contiguous()))
     x = random_activations(2, 64, c.random)
     nan = w.scales.clone()
-    nan[3, 2] = 0x7F
+    nan[3, 2] = E4M3_NAN
     pack = c.ops.nvfp4_pack
     c.raises("NaN scale", "NaN at [3, 2]", lambda: pack(w.codes, nan.view(torch.float8_e4m3fn), 16))
     c.raises("group", "group_size: expected 16 or 32, got 8", lambda: pack(w.codes, nan.view(torch.float8_e4m3fn), 8))

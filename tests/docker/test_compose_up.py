@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import threading
@@ -112,7 +113,7 @@ def test_each_panel_of_the_dashboard_gets_data(up: Project, panel: dict[str, obj
         if "_gpu_" in expression or "refused" in expression:  # none here, and none refused
             up.query(expression)
         else:  # a rate needs two scrapes
-            wait_until(lambda asked=expression: up.query(asked), LIMIT_S, expression)
+            wait_until(functools.partial(up.query, expression), LIMIT_S, expression)
 
 
 def test_a_killed_engine_comes_back_inside_the_same_container(up: Project, client: OpenAI, container: str) -> None:

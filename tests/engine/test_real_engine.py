@@ -60,7 +60,8 @@ def write_model(directory: Path) -> LlamaForCausalLM:
     stored: dict[str, torch.Tensor] = {}
     for index, (name, parameter) in enumerate(twin.named_parameters()):
         if "proj" in name:
-            made = member(*parameter.shape, divisor=3000.0 + 700.0 * index, group_size=GROUP_SIZE, seed=index)
+            rows, columns = parameter.shape
+            made = member(rows, columns, 3000.0 + 700.0 * index, GROUP_SIZE, seed=index)
             parameter.data = made.weight.float()
             stored |= {f"{name.removesuffix('.weight')}.{suffix}": tensor for suffix, tensor in made.tensors.items()}
         else:

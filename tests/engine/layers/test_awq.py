@@ -64,8 +64,8 @@ def test_an_awq_layer_computes_what_its_tensors_say(
 ) -> None:
     as_rank(rank, size)
     shuffled: list[torch.Tensor] = []
-    monkeypatch.setattr(awq.ops, "gptq_gemm", gptq_gemm)
-    monkeypatch.setattr(awq.ops, "gptq_shuffle", lambda weights, *_: shuffled.append(weights))
+    monkeypatch.setattr("engine.layers.awq.ops.gptq_gemm", gptq_gemm)
+    monkeypatch.setattr("engine.layers.awq.ops.gptq_shuffle", lambda weights, *_: shuffled.append(weights))
     random = torch.Generator().manual_seed(0)
     q = torch.randint(16, (64, 48), generator=random, dtype=torch.int32)
     z = torch.randint(16, (2, 48), generator=random, dtype=torch.int32)

@@ -21,6 +21,7 @@ from quant.errors import QuantError
 from quant.formats import compressed_tensors, modelopt
 from quant.formats.scheme import Scheme
 from tests.engine.conftest import AsRank
+from tests.quant.reference import E4M3_NANS
 
 HIDDEN, INTERMEDIATE, EXPERTS, TOP_K = 64, 128, 4, 2
 LEAVES = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
@@ -222,8 +223,8 @@ def test_a_tensor_that_does_not_fit_is_refused_where_vllm_would_take_a_corner_of
         load(layer, parts)
 
 
-@pytest.mark.parametrize(("code", "message"), [(0x7F, "got NaN"), (0xFF, "got NaN")])
-def test_a_nan_scale_is_an_error_naming_expert_and_projection(as_expert_rank: AsRank, code: int, message: str) -> None:
+@pytest.mark.parametrize("code", E4M3_NANS)
+def test_a_nan_scale_is_an_error_naming_expert_and_projection(as_expert_rank: AsRank, code: int) -> None:
     as_expert_rank(0, 1)
     scheme = SCHEMES["compressed-tensors"]
     layer, parts = make(scheme=scheme), experts(scheme)
@@ -231,7 +232,7 @@ def test_a_nan_scale_is_an_error_naming_expert_and_projection(as_expert_rank: As
     broken[5, 1] = code
     parts[3]["w2"].tensors[compressed_tensors.SCALE] = broken.view(torch.float8_e4m3fn)
     load(layer, parts)
-    with pytest.raises(QuantError, match=rf"experts\.3\.w2\.weight_scale\[5, 1\]: .*{message}"):
+    with pytest.raises(QuantError, match=r"experts\.3\.w2\.weight_scale\[5, 1\]: .*got NaN"):
         layer.quant_method.process_weights_after_loading(layer)
 
 

@@ -197,7 +197,7 @@ def test_ours_sums_in_the_same_kernel_and_nccl_before_it(monkeypatch: pytest.Mon
 
     made: Any = communicator.VoltaCommunicator.__new__(communicator.VoltaCommunicator)
     made._ours = Ours()
-    monkeypatch.setattr(communicator.CudaCommunicator, "all_reduce", Nccl.all_reduce)
+    monkeypatch.setattr("engine.collective.communicator.CudaCommunicator.all_reduce", Nccl.all_reduce)
     monkeypatch.setattr(communicator, "add_rms_norm", norm)
     monkeypatch.setitem(parallel_state._groups, "tp:7", lambda: SimpleNamespace(device_communicator=made))
     x, residual, weight = torch.ones(1, HIDDEN), torch.zeros(1, HIDDEN), torch.ones(HIDDEN)

@@ -109,7 +109,7 @@ def test_cards_that_the_driver_does_not_have_are_named(
 def test_the_link_s_width_is_held_to_the_card_s(
     now: int, with_slot: int, card: int | None, level: str, remedy: str
 ) -> None:
-    changes = {"nvmlDeviceGetCurrPcieLinkWidth": now, "nvmlDeviceGetMaxPcieLinkWidth": with_slot}
+    changes: dict[str, Any] = {"nvmlDeviceGetCurrPcieLinkWidth": now, "nvmlDeviceGetMaxPcieLinkWidth": with_slot}
     finding = of("pcie", found(replace(FIRST, width=card), SECOND, **changes), "GPU 0")
     assert (finding.level, finding.got) == (level, f"x{now}")
     assert remedy in finding.remedy

@@ -2,6 +2,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
@@ -63,7 +64,8 @@ async def test_unknown_and_missing_models_are_refused_with_the_names_served() ->
         "model",
     )
     assert error_of(unknown)["message"].endswith("served: a, b, c")
-    for model in (None, 5, ["a"], {}):
+    malformed: tuple[Any, ...] = (None, 5, ["a"], {})
+    for model in malformed:
         assert (await here.ask(model=model)).status_code in {400, 404}
     assert finished(here) == [0, 0, 0]
 
