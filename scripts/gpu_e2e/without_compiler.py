@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from scripts.gpu_e2e.served import Engine, serve
+from trials.served import Engine, serve
 
 COMPILERS = re.compile(r"(.*-)?(gcc|g\+\+|cc|c\+\+|c89|c99|cc1|cc1plus|clang|clang\+\+|tcc|nvcc)(-[\d.]+)?(-gcc|-cc)?")
 FLAGS = (

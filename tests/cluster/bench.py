@@ -25,11 +25,11 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from scripts.bench_gateway import Connect, Stream, stream
 from tests.cluster.machines import Machine, Machines
 from tests.cluster.ray_nodes import RayCluster
 from tests.cluster.service import PORT, Service, serving
 from tests.server.conftest import make_model
+from trials.gateway_clients import Connect, Stream, stream
 
 REPLICAS = (1, 2, 3)
 SLOTS = 4  # requests at once of a replica: its --max-in-flight

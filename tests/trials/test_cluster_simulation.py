@@ -4,7 +4,7 @@ import statistics
 
 import pytest
 
-from scripts.simulate_cluster import Costs, Replica, Simulation, gateway_limit
+from trials.cluster_simulation import Costs, Replica, Simulation, gateway_limit
 
 FREE = Costs(0.0, 0.0)
 
