@@ -1,8 +1,8 @@
 """The structs of the CUDA kernels' C interface for ctypes, read from the headers that declare them.
 
-`kernels/cuda/*/args.h` and `plan.h` are the only place where a struct is written down. A library says which headers it
-was compiled with (`voltserve_headers`, scripts/build_cuda.sh); one from other headers would read arguments where they
-are not, so native.py refuses it.
+`kernels/cuda/*/args.h` and `plan.h` are the only place where a struct is written down. A library states the headers it
+was compiled with (`voltserve_headers`, scripts/build_cuda.sh). One of other headers would read arguments at wrong
+addresses, so native.py refuses it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _FIELD = re.compile(r"(\*?)(?:const )?(\w+)(?:\[(\w+)\])?")
 
 
 def headers() -> list[Path]:
-    """Those whose structs cross the interface, in the order of their names."""
+    """The headers whose structs cross the interface, in the order of their names."""
     return sorted([*CUDA.glob("*/args.h"), *CUDA.glob("*/plan.h")])
 
 

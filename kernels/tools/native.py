@@ -1,7 +1,7 @@
 """The CUDA kernels' shared library (scripts/build_cuda.sh) through ctypes: tools, benchmarks, tests, with any torch.
 
-torch.ops.voltserve is what the engine calls; this reaches the same launchers without it, so that a machine whose torch
-differs from the pinned one can still check and time the very same machine code.
+The engine calls torch.ops.voltserve. This module reaches the same launchers without it. A machine with another torch
+can thus check and time the very same machine code.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _REBUILD = "it was built from other sources: run scripts/build_cuda.sh"
 
 @dataclass(frozen=True)
 class Shape:
-    """A fused kernel's block: tokens by rows, threads, tiles of 64 columns a stage, blocks that fit a V100's SM."""
+    """A fused kernel's block: tokens by rows, threads, tiles of 64 columns per stage, blocks that fit a V100's SM."""
 
     name: str
     tokens: int
@@ -33,7 +33,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Plan:
-    """What kernels/cuda/linear/plan.h chose."""
+    """The choice of kernels/cuda/linear/plan.h."""
 
     path: str
     variant: int
@@ -63,7 +63,7 @@ def load(path: Path) -> ctypes.CDLL:
     """The shared library.
 
     Raises:
-        RuntimeError: it was compiled with other headers than those whose structs c_structs.py reads.
+        RuntimeError: the headers that it was compiled with differ from those that c_structs.py reads.
     """
     library = ctypes.CDLL(str(path))
     headers = getattr(library, "voltserve_headers", None)
@@ -192,7 +192,7 @@ class Library:
         plan.path = 0
         token_blocks = moe[1].shape[0] if moe else -(-m // shape.tokens)
         plan.tiles = -(-w.n // shape.rows) * token_blocks
-        plan.blocks = blocks or plan.blocks or device.multi_processor_count  # none is planned where cuBLAS is
+        plan.blocks = blocks or plan.blocks or device.multi_processor_count  # cuBLAS's path plans none
         words = plan.blocks * 2 * shape.tokens * shape.rows
         workspace = torch.full((words,), -1, dtype=torch.int32, device=x.device)
         slots, experts, padded_slots, top_k = moe or (None, None, None, 0)

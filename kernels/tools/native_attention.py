@@ -24,18 +24,18 @@ class DecodeShape:
 
     @property
     def rows(self) -> int:
-        """Pairs of new token and query head of a block, 8 a warp."""
+        """Pairs of new token and query head per block, 8 per warp."""
         return 8 * self.row_warps
 
     @property
     def tile(self) -> int:
-        """Cached tokens of a block at once, 16 a warp."""
+        """Cached tokens of a block at once, 16 per warp."""
         return 16 * self.token_warps
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What kernels/cuda/attention/plan.h chose. No `decode`, or 0 `prefill_tiles`: nothing to do."""
+    """The choice of kernels/cuda/attention/plan.h. No `decode`, or 0 `prefill_tiles`: nothing to do."""
 
     decode: DecodeShape | None
     splits: int
@@ -117,7 +117,7 @@ class AttentionLibrary:
     ) -> Any:
         """A callable that launches torch.ops.voltserve.paged_attention's kernels; tensors as in contracts/attention.h.
 
-        Allocates the scratch memory now and nothing later. `processors`: plan as for a GPU with so many.
+        Allocates the scratch memory now and nothing later. `processors`: the plan is for a GPU with that many.
         """
         import torch
 
