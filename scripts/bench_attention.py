@@ -2,9 +2,9 @@
 
     python -m scripts.bench_attention [--vllm FOLDER] [--library FILE] --output docs/results/NAME.json
 
-Launches in a CUDA graph, median of replays, rotated through enough caches that none is in L2. The yardsticks are
-measured in the same run: reading (a kernel that does nothing else) and, with --vllm (its package folder), vLLM's Triton
-backend, compiled for the GPU at hand. Prefill is not timed: mma.m8n8k4 is emulated on GPUs after Volta.
+A time is the median of a CUDA graph's replays. Launches rotate through enough caches that none is in L2. Yardsticks are
+measured in the same run: a kernel that only reads and, with --vllm (its package folder), vLLM's Triton backend. Prefill
+is not timed, because mma.m8n8k4 is emulated on GPUs after Volta.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Tokens a second on this CPU, through HTTP: ours, stock vLLM on the 16-bit model, and llama.cpp, side by side.
+"""Tokens per second on this CPU, through HTTP: ours, stock vLLM on the 16-bit model, and llama.cpp, side by side.
 
     .venv/bin/python -m scripts.bench_cpu docs/results/cpu-DATE.json --llama build/llama.cpp
 
-One server is up at a time: an idle one still takes its share of cores and caches. Each is started, warmed, measured and
-ended in turn, round after round, so that what else the machine does hits all alike; the ratios are of medians over all
-measurements. llama.cpp is left out where no folder for it is named; in a new one it takes ten minutes to build. Beside:
-the NVFP4 kernel's GB/s against the read ceiling.
+One server is up at a time, because an idle one still takes its share of cores and caches. Each round starts, warms,
+measures and ends every server in turn, so that other load on the machine affects all alike. Ratios are of medians over
+all measurements. llama.cpp is left out if no folder for it is named; in a new folder it takes ten minutes to build. The
+result also has the NVFP4 kernel's GB/s against the read ceiling.
 """
 
 import argparse

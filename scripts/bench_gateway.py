@@ -1,11 +1,10 @@
-"""What the gateway costs: tokens a second and time to first token, through it and directly at the engine, in one run.
+"""What the gateway costs: tokens per second and time to first token, through it and directly at the engine, in one run.
 
-Three processes: a fake engine that emits a fixed number of tokens a second over all its streams, the real gateway code
-in front of it, and the clients here, which speak HTTP/1.1 by hand so that they cost the same on either way. Rounds
-alternate between the two ways, because the machine's load changes. Time to first token is measured one request after
-another, under a steady load of 1, 8 and 32 streams, and for as many requests in the same instant, which queue for one
-core. With --socket, --url and --model a running service is measured instead (its engine's socket is in its log's
-"engine command").
+There are three processes: a fake engine at a fixed number of tokens per second, the real gateway, and the clients here.
+Rounds alternate between the two ways, because the machine's load changes. Time to first token is measured in three
+cases: one request after another, under a steady load of 1, 8 and 32 streams, and for as many requests in the same
+instant. With --socket, --url and --model a running service is measured instead; its log's "engine command" has the
+engine's socket.
 
     .venv/bin/python -m scripts.bench_gateway --out docs/results/gateway-overhead-DATE.json
 """

@@ -2,13 +2,15 @@
 
     python -m scripts.bench_gpu --output docs/results/NAME.json [--library build/cuda/libvoltserve_cuda.so] [--vllm DIR]
 
-Weights of every shape in turn, rotated through enough copies that none is in the L2 cache; launches in a CUDA graph,
-median of replays. The yardsticks are measured in the same run: reading and copying (kernels that do nothing else),
-reading as many bytes as one weight has, an empty launch (floor_us: that, and the weight at the read ceiling), and other
-ways to compute the same: dequantize to fp16 then cuBLAS on every call, cuBLAS on fp16 weights, and public int4 kernels
-(kernels/tools/int4_peers.py).
+A time is the median of a CUDA graph's replays. Launches rotate through enough copies of a weight that none is in L2.
+Yardsticks are measured in the same run:
 
-After Volta the kernels multiply by other instructions than on a V100, and plan.h gives them no more than 32 tokens.
+    kernels that only read, or only copy; one that reads as many bytes as one weight has
+    an empty launch; floor_us is its time and that of the weight at the read ceiling
+    dequantizing to fp16 and cuBLAS on every call, and cuBLAS on fp16 weights
+    public int4 kernels (kernels/tools/int4_peers.py)
+
+After Volta the kernels multiply by other instructions than on a V100, and plan.h gives them at most 32 tokens.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Times a decoding step's products with the small kernels before them on the GPU at hand; the result is JSON.
+"""Times a decoding step's GEMMs with the small kernels before them on the GPU at hand; the result is JSON.
 
     python -m scripts.bench_layer --output docs/results/NAME.json [--library build/cuda-90-90/libvoltserve_cuda.so]
 
-In a CUDA graph, over as many layers of Qwen3-32B as no L2 keeps: norm, qkv, o, norm, gate_up, silu_and_mul, down;
-medians of replays. Not in it: rotation and attention. With code for 9.0 and later kernels start before the one before
-them has ended (kernels/cuda/common/dependent.cuh), with code for 8.0 (build/cuda-80-90) they do not.
+A CUDA graph runs norm, qkv, o, norm, gate_up, silu_and_mul and down of Qwen3-32B, over more layers than any L2 holds.
+Times are medians of replays. Rotation and attention are left out. Code for 9.0 and later has early launches
+(kernels/cuda/common/dependent.cuh); code for 8.0 (build/cuda-80-90) has none.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """A queueing simulation of `voltserve deploy` with up to 100 machines: where gateway and Ray's head become the limit.
 
-The gateway is one core that serves in turn: each request and each token takes its CPU time there. A replica takes SLOTS
-requests at once and gives each of them a token every STEP seconds, all in the same instant, as an engine's step does; a
-request waits for a free place at the least loaded replica. The costs are those that tests/cluster/bench.py measured;
-so are Ray's, a straight line through its load with 1, 2, 3 and nine replicas, drawn on. First the measured runs are
-simulated as they were, to see how far off the simulation is.
+trials/cluster_simulation.py describes the model. Its costs are those that tests/cluster/bench.py measured. Ray's load
+is a straight line through its measurements with 1, 2, 3 and 9 replicas, extrapolated. The measured runs are simulated
+first, to show the simulation's error.
 
     .venv/bin/python -m scripts.simulate_cluster --runs docs/results/cluster-DATE.json --out docs/results/NAME.json
 """

@@ -1,12 +1,12 @@
 """Compiles for sm_70, without a GPU, every Triton kernel that vLLM would run for a Gated DeltaNet layer.
 
-    python scripts/triton_on_volta.py docs/results/gdn-triton-sm70-DATE.json
+    python -m scripts.triton_on_volta docs/results/gdn-triton-sm70-DATE.json
 
-vLLM's own functions are called, on CPU tensors of a tensor-parallel rank of the 27B at TP=2 (8 key and 24 value heads
-of 128, 12 query and 2 key/value heads of 256, fp16). Where they launch a kernel, Triton compiles it for a V100 and
-nothing runs; of an autotuned kernel, each block size with most warps. What the compiler made is told per kernel:
-registers, spilled bytes, shared memory, matrix products (`tt.dot`), and the fused multiply-adds and tensor-core
-instructions in the machine code.
+vLLM's own functions are called on CPU tensors of one rank of the 27B at TP=2, in fp16. It has 8 key and 24 value heads
+of 128, and 12 query and 2 key/value heads of 256. Where they launch a kernel, Triton compiles it for a V100, and
+nothing runs. An autotuned kernel is compiled for each block size with most warps. The result has, per kernel,
+registers, spilled bytes, shared memory and matrix products (`tt.dot`). It also counts fused multiply-adds and tensor
+core instructions in the machine code.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Fixed questions to an engine, what it answers, and how sure it was.
+"""Fixed questions to an engine, and its answers with their probabilities.
 
-Prompts are continued greedily, one after another and all together. Of texts, every token's log probability is
-recorded.
+Prompts are continued greedily, one after another and all together. Texts are scored token by token.
 """
 
 import math

@@ -12,7 +12,7 @@ from server.bench.measures import summarize
 from server.bench.prompts import Target
 from server.bench.run import BenchSettings, run_bench
 
-# Ours, and what the same thing is called in vLLM's result file; milliseconds there, seconds here.
+# Our figure, and its name in vLLM's result file; milliseconds there, seconds here.
 FIGURES = {
     "tokens_per_s": ("output_throughput", 1.0),
     "ttft.p50": ("median_ttft_ms", 1e3),
@@ -37,7 +37,7 @@ def ours(target: Target, arguments: argparse.Namespace, round_number: int) -> di
 
 
 class Theirs:
-    """`vllm bench serve`, imported once and run again and again: a list of arguments a line, in JSON, on its stdin."""
+    """`vllm bench serve`, imported once and run repeatedly: one JSON list of arguments per line on its stdin."""
 
     PROGRAM = """
 import json, sys
@@ -65,7 +65,7 @@ for line in sys.stdin:
         self._arguments += ["--result-dir", str(folder), "--result-filename", self._file.name]
 
     def measure(self, round_number: int) -> dict[str, float]:
-        """One measurement; its prompts are random tokens as well, decoded, and so of about the length asked for."""
+        """One measurement. Its prompts are random tokens, decoded, and so have about the wanted length."""
         assert self._process.stdin is not None  # noqa: S101 — they are pipes
         assert self._process.stdout is not None  # noqa: S101
         self._file.unlink(missing_ok=True)

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 MACHINES = (1, 3, 10, 25, 50, 75, 90, 100, 120)
-# A machine of two V100s with a 32B model, as the reference document has it: 140 tokens a second over 32 requests.
+# A machine of two V100s with a 32B model, as the reference document has it: 140 tokens per second over 32 requests.
 SLOTS, TOKENS_A_SECOND, ANSWER = 32, 140.0, 256
-BUSY = 0.7  # of what the replicas can do is asked for
+BUSY = 0.7  # the load, as a share of what the replicas can do
 WARM_UP = 1 / 3  # of the time simulated, in which nothing is counted: longer than an answer
 SEED = 1
 
@@ -33,7 +33,7 @@ class Costs:
 
 @dataclass(frozen=True)
 class Replica:
-    """What one replica does: `slots` requests at once, a token of each every `step` seconds, `tokens` an answer."""
+    """One replica: `slots` requests at once, a token of each every `step` seconds, `tokens` per answer."""
 
     slots: int
     step: float
@@ -57,7 +57,7 @@ class Seen:
 
 @dataclass
 class Request:
-    """A request under way; `client` is negative for those that come at random."""
+    """A request in flight; `client` is negative for those that arrive at random."""
 
     asked: float
     left: int
@@ -65,8 +65,8 @@ class Request:
 
 
 class Simulation:
-    """`count` replicas behind one gateway, under `rate` requests a second at random times (Poisson), or under
-    `clients` that ask again when they are answered.
+    """`count` replicas behind one gateway, under `rate` requests per second at random times (Poisson), or under
+    `clients` that ask again once they are answered.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class Simulation:
                     self._schedule(delivered, asks=True, which=request.client)
 
     def _serve(self, now: float, cost: float) -> float:
-        """The gateway's loop serves in turn; when it is done with this."""
+        """When the gateway's loop, which serves in turn, has finished this."""
         self._free_at = max(self._free_at, now) + cost
         if self._counts(now):
             self.seen.busy += cost
@@ -154,7 +154,7 @@ def check(runs: dict[str, Any], costs: Costs) -> list[dict[str, Any]]:
 
 
 def grow(costs: Costs, seconds: float) -> list[dict[str, Any]]:
-    """V100 machines behind one gateway, more and more of them, at the same load a machine."""
+    """V100 machines behind one gateway, in growing numbers, at the same load per machine."""
     replica = Replica(SLOTS, SLOTS / TOKENS_A_SECOND, ANSWER)
     free = Costs(0.0, 0.0)
     rows = []
@@ -193,7 +193,7 @@ def gateway_limit(costs: Costs) -> dict[str, Any]:
 
 
 def head_load(runs: dict[str, Any]) -> dict[str, Any]:
-    """Ray's own work on the head: percent of a core by part, a line through the measured runs drawn to 100 machines."""
+    """Ray's own work on the head: percent of a core by part, extrapolated from the measured runs to 100 machines."""
     seen = [*runs["replicas"], runs["many"]]
     counts = [run["replicas"] for run in seen]
     parts: dict[str, Any] = {}

@@ -50,7 +50,7 @@ def report(compared: list[Server], kernel: dict[str, object], arguments: argpars
 
 
 def plot(result: dict[str, object]) -> str:
-    """The servers' tokens a second as bars, in SVG."""
+    """The servers' tokens per second as bars, in SVG."""
     rows = [(server["name"], streams, server[f"x{streams}"]) for streams in STREAMS for server in result["servers"]]  # type: ignore[attr-defined]
     widest = max(rate for *_, rate in rows)
     lines = [

@@ -48,7 +48,7 @@ VLLM_ENVIRONMENT = {
 
 @dataclass
 class Server:
-    """One way to serve the model, and what it did: tokens a second by number of streams, one entry a round."""
+    """One way to serve the model, and what it did: tokens per second by number of streams, one entry per round."""
 
     name: str
     command: list[str]
@@ -159,7 +159,7 @@ def stream(server: Server, number: int) -> bytes:
 def tokens_of(events: bytes) -> int:
     """Tokens of a streamed completion: what its usage says, or else its events with text, of one token each.
 
-    vLLM sends tokens together where its API server has fallen behind; llama.cpp's server knows no usage of streams.
+    vLLM sends tokens together where its API server has fallen behind; llama.cpp's server reports no usage of streams.
     """
     tokens = 0
     for line in events.splitlines():
@@ -176,7 +176,7 @@ def measure(server: Server, streams: int, first: int) -> None:
     """Adds one round: all tokens of the streams over the time until the last has ended, prompts included."""
     with ThreadPoolExecutor(streams) as pool:
         began = time.monotonic()
-        # Looked at afterwards: what the client computes meanwhile, it takes from the server.
+        # Parsed afterwards: computing during the streams would take the server's time.
         completions = list(pool.map(lambda number: stream(server, number), range(first, first + streams)))
         seconds = time.monotonic() - began
     counts = [tokens_of(events) for events in completions]

@@ -19,7 +19,7 @@ from trials.served import listen_for_decisions
 
 
 def engine_arguments(arguments: argparse.Namespace) -> Any:
-    """The engine's, as `serve` on a V100 would have them, without a tokenizer."""
+    """The engine's arguments, as `serve` on a V100 would have them, without a tokenizer."""
     from vllm.engine.arg_utils import AsyncEngineArgs
 
     return AsyncEngineArgs(
@@ -118,7 +118,7 @@ async def run(arguments: argparse.Namespace) -> None:
             likelihoods[way] = await prompt_logprobs(engine, texts, way)
             result |= of_texts(likelihoods)
         await call("voltserve_replay", graphs or arguments.eager)
-        await measure(engine, 2, arguments.prompt, 4, vocabulary, seed := seed + 1)  # compiles what is compiled late
+        await measure(engine, 2, arguments.prompt, 4, vocabulary, seed := seed + 1)  # triggers late compilation
         # Eager steps of the reference way wait for the host as ours do: one row shows it.
         for streams in arguments.streams if graphs or way != "reference" else arguments.streams[:1]:
             for row in await rates(engine, arguments, streams, vocabulary, seed := seed + 1):
@@ -138,8 +138,8 @@ async def run(arguments: argparse.Namespace) -> None:
 async def rates(
     engine: Any, arguments: argparse.Namespace, streams: int, vocabulary: int, seed: int
 ) -> list[dict[str, Any]]:
-    """One row; with --eager three of recorded steps and three of steps that are not, in turns, since a machine's
-    processors are not equally fast all the time.
+    """One row; with --eager three rows of recorded steps and three of others, in turns, because the machine's speed
+    varies.
     """
     given = (streams, arguments.prompt, arguments.tokens, vocabulary, seed)
     if not arguments.eager:
@@ -158,7 +158,7 @@ async def add_profiles(engine: Any, arguments: argparse.Namespace, result: dict[
         await measure(engine, streams, arguments.prompt, tokens, vocabulary, 10_000 + streams)
 
     async def decode_short(streams: int, tokens: int) -> None:
-        # A profiler makes long prompts slow, and its tables tell of launches and the host, which do not care.
+        # A profiler makes long prompts slow. Its tables show launches and the host, which do not depend on them.
         await measure(engine, streams, min(arguments.prompt, 128), tokens, vocabulary, 10_000 + streams)
 
     if not arguments.eager:
@@ -178,7 +178,7 @@ async def add_profiles(engine: Any, arguments: argparse.Namespace, result: dict[
 
 
 def add_floor(result: dict[str, Any], bytes_s: float) -> None:
-    """Adds how long reading the weights takes at least, and the share of a step that this is."""
+    """Adds the least time that reading the weights takes, and its share of a step."""
     result["read_ceiling_bytes_s"] = bytes_s
     result["floor_ms"] = round(1e3 * result["memory"]["weights_read_a_step"] / bytes_s, 3)
     for row in result["rows"]:
@@ -216,7 +216,7 @@ def make(shape: str, model: Path) -> "subprocess.Popen[bytes]":
 
 
 def read_ceiling(library: Path) -> float:
-    """Bytes a second that a kernel reads which does nothing else."""
+    """Bytes per second of a kernel that only reads."""
     from kernels.tools.native import Library
     from kernels.tools.timing import ceilings
 

@@ -12,7 +12,7 @@ import torch
 
 
 async def stream(engine: Any, prompt: list[int], tokens: int, name: str) -> tuple[list[float], list[int]]:
-    """When each token came, in seconds since the request, and the tokens."""
+    """When each token arrived, in seconds since the request, and the tokens."""
     from vllm.inputs import TokensPrompt
     from vllm.sampling_params import RequestOutputKind, SamplingParams
 
@@ -57,7 +57,7 @@ async def measure(engine: Any, streams: int, prompt: int, tokens: int, vocabular
 
 
 async def prompt_logprobs(engine: Any, prompts: list[list[int]], name: str) -> torch.Tensor:
-    """Of each prompt's tokens but the first, the log probability; one row a prompt."""
+    """The log probability of each prompt's tokens except the first; one row per prompt."""
     from vllm.inputs import TokensPrompt
     from vllm.sampling_params import SamplingParams
 

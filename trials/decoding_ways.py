@@ -13,7 +13,7 @@ from trials import profiles
 
 
 class Bench(profiles.Profilers, GraphSwitch):
-    """What vLLM's worker gains for these measurements."""
+    """The methods that vLLM's worker gains for these measurements."""
 
     device: Any
     _modules = False

@@ -43,7 +43,8 @@ async def steady(
 ) -> dict[str, Any]:
     """Time to first token under a load of `count` streams: each asks for the next answer when its last has ended.
 
-    Both ways in turn, `seconds` each. What was asked in the first tenth of a round is left out, since it began at once.
+    Both ways in turn, `seconds` each. Requests of the first tenth of a round are left out, since they began at the same
+    time.
     """
     firsts: dict[str, list[float]] = {"direct": [], "gateway": []}
     lengths = random.Random(count)  # noqa: S311  # lengths, not secrets
@@ -117,7 +118,7 @@ async def sequential(direct: Connect, through: Connect, body: dict[str, Any], co
 
 
 async def cost(pid: int, through: Connect, body: dict[str, Any], requests: int) -> list[dict[str, Any]]:
-    """CPU time of the gateway's process, microseconds a request of one token and a further token of a stream.
+    """CPU time of the gateway's process, in microseconds per request of one token and per further token of a stream.
 
     Other load on the machine changes CPU time less than it changes speeds.
     """

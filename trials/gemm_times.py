@@ -103,6 +103,6 @@ def memory_side(library: Library, name: str, n: int, k: int, read: float) -> lis
 def dequantize_then_multiply(
     library: Library, w: Packed, scratch: torch.Tensor, x: torch.Tensor, y: torch.Tensor
 ) -> None:
-    """The product as it is without a fused kernel."""
+    """The GEMM without a fused kernel."""
     library.dequantize(w, scratch)
     torch.mm(x, scratch.T, out=y)

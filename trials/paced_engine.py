@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-RATE = 2000  # tokens a second that the fake engine emits, over all its streams
+RATE = 2000  # tokens per second that the fake engine emits, over all its streams
 PIECE = json.dumps(
     {
         "id": "cmpl-0123456789abcdef0123456789abcdef",
@@ -34,7 +34,7 @@ async def fake_engine(path: str) -> None:
     """Serves every POST as a stream of `max_tokens` events, each at its time."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):  # whoever asked is gone
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):  # the client has left
             while True:
                 await respond(reader, writer)
         writer.close()

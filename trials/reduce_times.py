@@ -86,7 +86,7 @@ def with_norm(ours: AllReduce, device: torch.device) -> dict[str, Callable[[torc
 
 
 def sweep(ours: AllReduce, library: ReduceLibrary, device: torch.device) -> Iterator[dict[str, Any]]:
-    """Several numbers of blocks, from which kernels/cuda/all_reduce/plan.h has its limit."""
+    """Several numbers of blocks; the limit in kernels/cuda/all_reduce/plan.h follows from them."""
     for tokens in SWEPT:
         x = torch.ones(tokens, HIDDEN, dtype=torch.float16, device=device)
         planned = library.plan(x.numel())
@@ -113,7 +113,7 @@ def sums_main(rank: int, way: str, arguments: argparse.Namespace, store: Path, r
 
 
 def dead_main(rank: int, way: str, arguments: argparse.Namespace, store: Path, results: Any) -> None:
-    """One rank of those of which only rank 0 calls. Its GPU is lost in the end, so it has no NCCL."""
+    """One rank of a group in which only rank 0 calls. Its GPU is lost at the end, so it has no NCCL."""
     torch.cuda.set_device(rank)
     distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=arguments.ranks)
     ours = AllReduce(distributed.group.WORLD, torch.device("cuda", rank), WAYS[way][0])
@@ -163,7 +163,7 @@ def _wait(device: torch.device) -> None:
 
 
 def guarded(of_rank: Callable[..., None], rank: int, *rest: Any) -> None:
-    """Tells an exception as the rank's answer, so that nobody waits for it."""
+    """Reports an exception as the rank's answer, so that nobody waits for it."""
     try:
         of_rank(rank, *rest)
     except Exception:
@@ -172,7 +172,7 @@ def guarded(of_rank: Callable[..., None], rank: int, *rest: Any) -> None:
 
 
 def run(way: str, of_rank: Callable[..., None], arguments: argparse.Namespace) -> dict[int, dict[str, Any]]:
-    """What each rank told. Raises RuntimeError with a rank's exception."""
+    """Each rank's report. Raises RuntimeError with a rank's exception."""
     # Forked before CUDA is touched, which spares each rank torch's import.
     context = multiprocessing.get_context("fork")
     results = context.Queue()

@@ -10,8 +10,9 @@ import torch
 
 from trials.compare import GAP, first_difference
 
-# Between two of a router's logits, in their deviation. Some 40 roundings of float16, 2^-11 / sqrt(3) each, lie between
-# a token and the last layer's router; times sqrt(2) for two engines, and again for two logits; and four times that.
+# The allowed difference of two of a router's logits, in units of their deviation. Some 40 roundings of float16, each of
+# 2^-11 / sqrt(3), lie between a token and the last layer's router. Two engines and two logits make it sqrt(2) times as
+# much, twice. Four times that is allowed.
 MARGIN = 2.0**-6
 Record = dict[str, Any]
 
@@ -65,14 +66,14 @@ def margins(logits: torch.Tensor, top_k: int) -> torch.Tensor:
 
 
 def differing(one: torch.Tensor, two: torch.Tensor) -> torch.Tensor:
-    """bool [positions, layers]: whether experts [positions, layers, k] are others."""
+    """bool [positions, layers]: whether experts [positions, layers, k] differ."""
     return torch.ne(one.sort().values, two.sort().values).any(-1)
 
 
 def roots(differ: torch.Tensor) -> torch.Tensor:
-    """Of `differ` [positions, layers], what no other difference came before: in a layer below, of any token so far.
+    """The entries of `differ` [positions, layers] without an earlier one: in a lower layer, of any token so far.
 
-    What a position's layer computes with is what the layers below made of this token and those before.
+    A position's layer computes with the results of lower layers at this token and those before.
     """
     below = differ.int().cumsum(0).cumsum(1)  # of this and earlier positions, in this and lower layers
     before = torch.nn.functional.pad(below, (1, 0))[:, :-1]
@@ -82,8 +83,8 @@ def roots(differ: torch.Tensor) -> torch.Tensor:
 def judge_text(reference: Record, other: Record, forced: Record, top_k: int) -> dict[str, Any] | None:
     """Where two texts part, what the routers did until then, and what of it is left with equal experts.
 
-    `by_experts`: routers took different experts, first of all where the margin was below MARGIN, and made to take the
-    reference's, the other engine has the reference's gap between the two tokens, within GAP.
+    `by_experts` holds under two conditions. Routers took different experts, at first where the margin was below MARGIN.
+    With the reference's experts, the other engine has the reference's gap between the two tokens, within GAP.
     """
     parting = first_difference(reference["steps"], other["steps"])
     if parting is None:

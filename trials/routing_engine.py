@@ -64,11 +64,11 @@ def write(engine: Engine, prompts: list[list[int]]) -> list[Record]:
 
 
 def read(engine: Engine, texts: list[Record], *, forced: bool) -> list[Record]:
-    """What this engine thinks of the other's texts, `forced` to the experts that the other took."""
+    """The other engine's texts, scored by this engine, `forced` to the other's experts or not."""
     read_texts = []
     for text in texts:
         tokens = text["prompt"] + [step["token"] for step in text["steps"]]
-        # The other engine did not compute with its last token; which experts that takes matters no more.
+        # The other engine did not compute with its last token, so that token's experts do not matter.
         experts = torch.cat([text["experts"], text["experts"][-1:]]) if forced else None
         seen = engine.request(tokens, experts, max_tokens=1, prompt_logprobs=LIKELIEST)
         start = len(text["prompt"])

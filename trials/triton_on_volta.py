@@ -53,7 +53,7 @@ class Volta:
 
 
 class Recorder:
-    """Compiles in place of launching; `rows` has one entry a kernel and configuration."""
+    """Compiles in place of launching; `rows` has one entry per kernel and configuration."""
 
     def __init__(self) -> None:
         self.rows: list[dict[str, Any]] = []

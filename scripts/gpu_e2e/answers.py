@@ -1,10 +1,10 @@
-"""Asks an engine fixed questions and writes down what it answers, and how sure it was.
+"""Asks an engine fixed questions and records its answers, with their probabilities.
 
     python -m scripts.gpu_e2e.answers --make-questions MODEL QUESTIONS     prompts and texts as token ids
     python -m scripts.gpu_e2e.answers --questions QUESTIONS MODEL OUTPUT [engine flags …]
 
-20 prompts are continued greedily by 64 tokens, one after another and all together; of two texts, every token's log
-probability is asked for. compare.py compares two such files.
+20 prompts are continued greedily by 64 tokens, one after another and all together. Two texts are scored: the record has
+every token's log probability. compare.py compares two such files.
 """
 
 import argparse

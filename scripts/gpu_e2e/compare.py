@@ -1,8 +1,8 @@
 """Compares what two engines answered (answers.py): `compare.py REFERENCE.json OTHER.json OUTPUT.json [--device NAME]`.
 
-Greedy texts must be equal; where one differs, the reference must have held both tokens for almost equally likely,
-since then rounding decides; or --routing, a file of routing.py, must name these two tokens at this place of this prompt
-as parted by a router's near tie. Perplexities must agree within half a percent. Exits with 1 where they do not.
+Greedy texts must be equal, with two exceptions. The reference held both tokens for almost equally likely, so that
+rounding decides. Or --routing, a file of routing.py, says that a router's near tie parted these texts at this token.
+Perplexities must agree within half a percent. The exit code is 1 if something does not agree.
 """
 
 import argparse

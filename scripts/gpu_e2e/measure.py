@@ -1,17 +1,22 @@
-"""Measures decoding of a large model in one engine: eager and CUDA graphs, our products and the reference way.
+"""Measures decoding of a large model in one engine: eager and CUDA graphs, our GEMMs and the reference way.
 
     python -m scripts.gpu_e2e.measure MODEL OUTPUT [--make SHAPE] [--eager] [--streams 1 8 16 32] [--tokens 64]
         [--library FILE.so] …
 
---make writes MODEL first, of a shape of synthetic.py, while vLLM is imported. --library: libvoltserve_cuda.so, whose
-kernel that only reads is the yardstick. --eager: as `serve --enforce-eager`, whose steps are recorded and fused
-(engine/steps/recording.py), in turns with steps of the model's modules. Without it, eager steps are of the modules.
+    --make      writes MODEL first, of a shape of synthetic.py, while vLLM is imported
+    --library   libvoltserve_cuda.so; its kernel that only reads is the yardstick
+    --eager     recorded and fused steps, as `serve --enforce-eager` has them, in turns with steps of the model's
+                modules; without it, eager steps are of the modules
 
-Ways: `kernels`, as it is served; `unfused`, the model's modules captured, neither recorded nor fused; `nccl`, with
-NCCL's all-reduces in place of ours; `reference`, the modules, with each weight dequantized to float16 and multiplied by
-cuBLAS, on every call. Else model, cache, attention, sampling and engine are the same, in one process. Prompts are
-random.
-Profiles come last: what torch's profiler has once looked at launches kernels more slowly ever after.
+The ways are
+
+    kernels     as it is served
+    unfused     the model's modules captured, neither recorded nor fused
+    nccl        with NCCL's all-reduces in place of ours
+    reference   the modules, with each weight dequantized to float16 and multiplied by cuBLAS on every call
+
+Everything else is the same, in one process. Prompts are random. Profiles are last, because a process launches kernels
+more slowly after torch's profiler has run.
 """
 
 import argparse

@@ -1,15 +1,14 @@
-"""Whether two engines' texts part because routers held two experts for all but equal.
+"""Whether two engines' texts part because routers held two experts for almost equal.
 
     python -m scripts.gpu_e2e.routing ask QUESTIONS MODEL RECORD --other RECORD [engine flags …]
     python -m scripts.gpu_e2e.routing judge REFERENCE_RECORD OTHER_RECORD OUTPUT.json --device NAME --command COMMAND
 
-A router takes the k experts of largest logits. Where the last that it takes and the first that it does not are closer
-than rounding moves them, two engines take different experts, and from there on compute different things.
+trials/routing.py explains how near ties part texts.
 
 `ask` runs for both engines at once. It continues answers.py's prompts greedily, one after another, and keeps every
-router's logits. Then it reads the other engine's texts twice: with experts of its own choice, and with those that the
-other engine took. The latter leaves nothing but rounding between the two. Modules are watched, so the step must be
-eager and not recorded (TORCH_COMPILE_DISABLE=1).
+router's logits. Then it reads the other engine's texts twice: with experts of its own choice, and with those of the
+other engine. In the second case only rounding differs. Modules are watched, so the step must be eager and not recorded
+(TORCH_COMPILE_DISABLE=1).
 """
 
 import argparse

@@ -1,8 +1,6 @@
 """Writes a random NVFP4 checkpoint of a known model's shapes: `synthetic.py SHAPE DIRECTORY [--twin] [--device cuda]`.
 
-Names, dtypes and layout are those of compressed-tensors; the numbers are random, with weights of standard deviation
-about 1/sqrt(K), so that activations stay in float16's range. --twin writes the same weights in float16 instead.
---device meta writes files of the right names, headers and sizes without the numbers: enough for `voltserve plan`.
+lookalikes/checkpoint_writer.py describes its numbers, and device `meta`. --twin writes the same weights in float16.
 """
 
 import argparse
