@@ -159,7 +159,7 @@ def test_compose_stop_lets_a_running_answer_finish(up: Project, container: str) 
     body = {"model": SERVED_NAME, "prompt": "Count: 1, 2, 3,", "max_tokens": 150, "ignore_eos": True, "stream": True}
     answers: list[list[str]] = []
 
-    def ask_until_refused() -> None:  # so that an answer is running when the signal comes, however long that takes
+    def ask_until_refused() -> None:  # so an answer is in flight when the signal arrives, at any time
         try:
             while True:
                 with httpx.stream("POST", f"{up.url}/v1/completions", json=body, timeout=START_LIMIT_S) as reply:
@@ -167,7 +167,7 @@ def test_compose_stop_lets_a_running_answer_finish(up: Project, container: str) 
                         return
                     answers.append([])
                     answers[-1].extend(line for line in reply.iter_lines() if line)
-        except httpx.TransportError:  # nobody listens any more
+        except httpx.TransportError:  # the listener is closed
             return
 
     asking = threading.Thread(target=ask_until_refused)

@@ -16,7 +16,7 @@ Receive = Callable[[], list[dict[str, Any]]]
 
 @pytest.fixture
 def received(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Receive]:
-    """A listening gateway; calling it gives the datagrams that came since."""
+    """A listening gateway; calling it gives the datagrams that arrived since the last call."""
     path = tmp_path / "progress.sock"
     monkeypatch.setenv(environment.PROGRESS_SOCKET, str(path))
     progress.decision.cache_clear()

@@ -1,6 +1,6 @@
 """The real engine, started once through our launcher, on a tiny random Llama whose fused members differ in globals.
 
-What it computes is compared with transformers on the dequantized weights.
+Its results are compared with transformers on the dequantized weights.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def write_model(directory: Path) -> LlamaForCausalLM:
         eos_token_id=1,
     )
     twin = LlamaForCausalLM(config).eval()
-    # Logits far apart, so that the last bits of an addition cannot turn a greedy choice.
+    # Logits far apart, so that the last bits of an addition cannot change a greedy choice.
     torch.nn.init.normal_(twin.lm_head.weight, std=0.3)
     stored: dict[str, torch.Tensor] = {}
     for index, (name, parameter) in enumerate(twin.named_parameters()):

@@ -65,7 +65,7 @@ def requests(model: str, text: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def told(url: str) -> str:
-    """Everything that is told without a key."""
+    """Everything that the gateway shows without a key."""
     return "".join(httpx.get(f"{url}{path}").text for path in ("/health", "/metrics", "/version", "/", "/openapi.json"))
 
 

@@ -204,6 +204,6 @@ def test_the_error_of_a_weight_is_at_most_a_sixth_of_its_block_s_largest(values)
 
     quantized = quantize_matrix(weight, policy="maxabs")
 
-    # Half of the widest step (4 to 6) is a sixth of 6; the scale itself is off by at most 1/16 of the largest.
+    # Half of the widest step (4 to 6) is a sixth of 6. The scale's own error is at most 1/16 of the largest.
     bound = float(weight.abs().max()) * (1 / 6 + 1 / 16) + 1e-30
     assert float((quantized.dequantize() - weight).abs().max()) <= bound

@@ -54,7 +54,7 @@ def test_the_diagonal_is_the_matrix_s(source, gradients):
 
 
 def test_saliency_is_the_expected_squared_gradient_of_the_weights(source):
-    """Of single tokens: with one token a window, the weight's gradient is one outer product."""
+    """With one token per window, the weight's gradient is one outer product."""
     settings = CalibrationSettings(Text(TEXT, "foxes"), windows=40, window_tokens=1)
     model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
     expected = torch.zeros(96)

@@ -14,7 +14,7 @@ from .test_compare import answers
 
 
 def record(*texts: tuple[list[dict[str, Any]], torch.Tensor]) -> list[dict[str, Any]]:
-    """Texts of a prompt of one token, with routers' logits [positions, layers, 3 experts], of which one is taken."""
+    """Texts of a prompt of one token, with routers' logits [positions, layers, 3 experts]; one expert is taken."""
     return [
         {"prompt": [9], "steps": steps, "logits": logits, "experts": logits.topk(1).indices} for steps, logits in texts
     ]
@@ -49,7 +49,7 @@ def far_text(*tokens: int, likely: dict[str, float] = FAR) -> list[dict[str, Any
     [
         (NEAR, (1, 1), None, FAR, True),
         (NEAR, (1, 1), (2, 2), FAR, True),  # what follows from it may be anything
-        (NEAR, (1, 1), (0, 2), FAR, False),  # but not what came before it
+        (NEAR, (1, 1), (0, 2), FAR, False),  # but not what happened before it
         (NEAR, (1, 1), (2, 0), FAR, False),  # nor what lies below it
         (0.5, (1, 1), None, FAR, False),  # no near tie
         (NEAR, None, None, FAR, False),  # the same experts

@@ -312,7 +312,7 @@ def test_experts_ignored_in_part_are_refused(ignore: tuple[str, ...]) -> None:
 
 
 def test_experts_keep_all_that_the_layout_holds_beside_the_columns_that_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On GPUs scales lie tile by tile, so that those of a view's columns lie in any of its rows' bytes."""
+    """On GPUs scales are stored tile by tile, so that any row's bytes may hold the scales of a view's columns."""
     rows, groups, padded = 32, 5, 8
     scales = torch.arange(2 * rows * groups, dtype=torch.uint8).reshape(2, rows, groups)
 

@@ -55,7 +55,7 @@ class Recorded:
         return self.call(OPS.voltserve.nvfp4_linear, x, *self.next, 16)
 
     def added(self, x: fx.Node) -> None:
-        """The addition and norm, then a product of the one and a reader of the other."""
+        """The addition and norm, then a GEMM of the norm and a reader of the sum."""
         self.call(vllm_add, x, self.residual, self.weight, 1e-6)
         self.graph.output((self.product(x), self.residual))
 
@@ -147,7 +147,7 @@ def test_a_sum_that_others_read_before_the_norm_stays() -> None:
 
 
 def test_a_view_of_what_others_read_stays() -> None:
-    """They would see the norm in its place."""
+    """They would read the norm instead."""
     step = Recorded()
     view = step.graph.call_method("view", (step.x, -1, HIDDEN))
     view.meta["example_value"] = step.like

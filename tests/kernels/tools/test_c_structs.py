@@ -13,7 +13,7 @@ from kernels.tools.c_structs import CUDA, filled, headers, struct, structs
 
 @pytest.fixture
 def header(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A header of its own, in place of all others."""
+    """The test's own header, instead of all others."""
     path = tmp_path / "args.h"
     monkeypatch.setattr(c_structs, "headers", lambda: [path])
     monkeypatch.setattr(c_structs, "structs", structs.__wrapped__)

@@ -112,7 +112,7 @@ def in_turn(*changes: Change) -> Change:
 
 
 def instead_of_down_proj(*tensors: tuple[str, str, list[int], bytes]) -> Change:
-    """Puts other tensors in down_proj's place, and into the index."""
+    """Replaces down_proj's tensors by others, in the shard and in the index."""
 
     def apply(model: Path) -> None:
         kept = {name: value for name, value in read_shard(model / SECOND).items() if not name.startswith(DOWN)}

@@ -180,7 +180,7 @@ async def test_an_error_event_is_seen_however_a_stream_is_cut(events: bytes, out
     here = InProcess(engines=(streaming(Engine(), chunks),))
     reply = await here.ask(stream=True)
     assert (reply.status_code, reply.content) == (200, stream)
-    if step == 1000:  # of an event in pieces the code may come too late
+    if step == 1000:  # the code of an event in pieces may arrive too late
         assert counted(here) == [str(outcome)]
     else:
         assert (counted(here) == ["200"]) is (outcome == 200)
@@ -208,7 +208,7 @@ def counted(here: InProcess) -> list[str]:
 
 
 def breaking(engine: Engine, *, chunks: tuple[bytes, ...] = ()) -> Engine:
-    """An engine whose every answer ends after these chunks, as if its machine had lost its power."""
+    """An engine whose every answer ends after these chunks, as if its machine had lost power."""
 
     async def parts() -> AsyncIterator[bytes]:
         for chunk in chunks:
