@@ -1,7 +1,7 @@
-"""A V100's recorded and fused step of a model, made without a GPU: `python -m tests.engine.volta_recorded MODEL`.
+"""What a V100's step of a model is recorded and fused as, without a GPU: `python -m tests.engine.volta_recorded MODEL`.
 
-Tensors have shapes but no numbers (device meta). vLLM's compiled operators have only the schemas of their stand-ins in
-trials (scripts/gpu_e2e/). It prints the names of the recorded step's operations, one per line.
+Tensors have shapes but no numbers (device meta), vLLM's compiled operators only the schemas of those that stand in for
+them in trials (scripts/gpu_e2e/). Prints the names of what the recorded step calls, one a line.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ def raised(error: Exception) -> Exception:
 
 
 def problem(**body: Any) -> errors.RequestError:
-    """The error that a client gets for a chat that vLLM's model refuses."""
+    """What a client is told of a chat that vLLM's model refuses."""
     with pytest.raises(errors.RequestError) as refused:
         routes._validate(ChatCompletionRequest, {**HI, **body})
     return refused.value
