@@ -1,4 +1,4 @@
-"""Weights with known bits, and what a product with them should be, in float64. Torch only."""
+"""Weights with known bits, and the exact result of a GEMM with them, in float64. Torch only."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def random_activations(m: int, k: int, generator: torch.Generator, adversarial: 
 def worst_error(
     y: torch.Tensor, x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None = None
 ) -> tuple[float, str]:
-    """The largest error of y fp16 [m, n] against x wᵀ + bias, in units of what is allowed, and where it is.
+    """The largest error of y fp16 [m, n] against x wᵀ + bias, in units of the allowed error, and where it is.
 
     Allowed: the rounding of the result to fp16, and 1e-5 of the sum of |x w| for fp32 sums in another order. At most 1
     passes; NaN never does.

@@ -1,7 +1,7 @@
-"""vLLM's Triton attention, on its own: the backend that a V100 has without ours, to compare with.
+"""vLLM's Triton attention without vLLM: the backend that a V100 would have without ours, for comparison.
 
-Its files are read from an installed vLLM (or its Python files alone). What they import of vLLM is stood in for, so they
-run beside any torch and need no vLLM that works on the machine.
+Its files are read from an installed vLLM, or from vLLM's Python files alone. What they import of vLLM has stand-ins
+here. They therefore run with any torch, on a machine where vLLM itself does not work.
 """
 
 from __future__ import annotations
@@ -83,10 +83,10 @@ def launcher(
 
 
 def compile_prefill(module: Any, head_dim: int, group: int) -> tuple[bytes, int, int, int]:
-    """(machine code for sm_70, warps, rows, cached positions a turn) of the kernel for prompts; needs no GPU.
+    """(machine code for sm_70, warps, rows, cached positions per iteration) of the kernel for prompts; needs no GPU.
 
-    The arguments that decide on code are those of `unified_attention` for a plain causal layer over blocks of 16;
-    pointers and strides are multiples of 16, as Triton finds them at a launch. `group`: query heads a key head, up to
+    The arguments that select the code are those of `unified_attention` for a plain causal layer over blocks of 16.
+    Pointers and strides are multiples of 16, as Triton finds them at a launch. `group`: query heads per key head, up to
     16.
     """
     import triton

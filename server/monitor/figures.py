@@ -7,7 +7,7 @@ from typing import Any
 
 from server.monitor.reading import GpuReading, Reading
 
-KEPT = 60  # looks that the curve of tokens a second shows
+KEPT = 60  # readings that the curve of tokens per second shows
 
 GENERATED = "vllm:generation_tokens_total"
 PROMPT = "vllm:prompt_tokens_total"

@@ -298,7 +298,7 @@ class Supervisor:
 
 
 def _fault_of(task: "asyncio.Task[None]") -> str:
-    """Why caring for the engine ended. A fault is a reason; anything else is a bug of ours and raised."""
+    """Why watching the engine ended. A fault is a reason; anything else is a bug of ours and raised."""
     error = task.exception()
     if isinstance(error, EngineFaultError):
         return str(error)

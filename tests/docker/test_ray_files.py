@@ -55,7 +55,7 @@ def test_docker_build_sh_builds_and_tags_each_kind(tmp_path: Path, kind: str, ta
     docker.write_text("#!/bin/sh\nprintf '%s\\n' \"$@\"\n")
     docker.chmod(0o755)
     path = f"{tmp_path}:{os.environ['PATH']}"
-    command = [ROOT / "scripts/docker_build.sh", kind]
+    command: list[str | Path] = [ROOT / "scripts/docker_build.sh", kind]
     done = subprocess.run(command, env={"PATH": path}, capture_output=True, text=True, check=True)
     assert re.fullmatch(rf"voltserve:{VERSION}-vllm[\d.]+-{tag}\n", done.stdout)
     assert done.stderr.splitlines()[: 1 + len(arguments)] == ["build", *arguments]

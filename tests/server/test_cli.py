@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 import typer
 from typer.testing import CliRunner
@@ -96,8 +97,10 @@ def test_a_misspelt_flag_names_the_nearest_of_the_command_or_of_serve(model: Pat
 
 
 def test_every_command_is_in_one_section_of_the_help() -> None:
+    command = typer.main.get_command(app)
+    assert isinstance(command, click.Group)
     listed = [name for names in SECTIONS.values() for name in names]
-    assert sorted(listed) == sorted(typer.main.get_command(app).commands)
+    assert sorted(listed) == sorted(command.commands)
     _, out, _ = run("--help")
     assert [line.split()[0] for line in out.splitlines() if line.startswith("  ") and line[2:3].islower()] == listed
 
@@ -172,7 +175,12 @@ def quantizing(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     calls: list[Any] = []
     monkeypatch.setattr("quant.task.prepare", lambda source, **options: FakeTask(calls, source, options))
     report = QuantizeReport(("a", "b"), {"c": "ignored"}, 4_000_000, 1_000_000)
-    monkeypatch.setattr("quant.quantize.run", lambda _task, destination, _progress: calls.append(destination) or report)
+
+    def run(_task: object, destination: Path, _progress: object) -> QuantizeReport:
+        calls.append(destination)
+        return report
+
+    monkeypatch.setattr("quant.quantize.run", run)
     return calls
 
 

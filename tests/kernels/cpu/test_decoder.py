@@ -105,7 +105,7 @@ class Model:
 
 
 class Requests:
-    """Requests of one model, whose pages lie in disorder, and the steps that they take together."""
+    """Requests of one model with pages in random order, and the steps that they take together."""
 
     def __init__(self, model: Model, lengths: list[int]) -> None:
         self.model = model

@@ -1,4 +1,4 @@
-"""What surrounds the NVFP4 products on the CPU, with every instruction set that this machine has, against torch."""
+"""The layers around the NVFP4 GEMMs on the CPU, with every instruction set of this machine, against torch."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ class InProcess:
         self.client = self.connect()
 
     def connect(self, address: str = "192.0.2.1") -> httpx.AsyncClient:
-        """A client that comes from `address`."""
+        """A client at `address`."""
         transport = httpx.ASGITransport(self.gateway.app, raise_app_exceptions=False, client=(address, 1))
         return httpx.AsyncClient(transport=transport, base_url="http://gateway", timeout=60)
 

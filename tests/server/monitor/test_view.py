@@ -65,7 +65,7 @@ def test_the_command_writes_a_line_a_look_where_it_is_piped(tmp_path: Path) -> N
     with serving(make_model(tmp_path / "model")) as served:
         served.wait_for_state("ready")
         served.post()
-        command = [Path(sys.executable).with_name("voltserve"), "monitor", "--url", served.url]
+        command: list[str | Path] = [Path(sys.executable).with_name("voltserve"), "monitor", "--url", served.url]
         ran = subprocess.run([*command, "--count", "2", "--interval", "0.1"], capture_output=True, check=True)
     lines = [json.loads(line) for line in ran.stdout.decode().splitlines()]
     assert [line["state"] for line in lines] == ["ready", "ready"]

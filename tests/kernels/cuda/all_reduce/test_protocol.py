@@ -1,7 +1,7 @@
 """The protocol of kernels/cuda/all_reduce/all_reduce.cuh as a state machine: every order of the ranks' accesses.
 
-A call's number is its epoch. A place holds the epoch that wrote it, since a rank's data differs from epoch to epoch and
-a line's data and epoch are written and read together. Two places stand for two lines of different threads.
+A call's number is its epoch. A position holds the epoch that wrote it: a line's data and epoch are written and read
+together, and data differs from epoch to epoch. Two positions stand for two lines of different threads.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ class Rules:
 
 @dataclass(frozen=True)
 class Rank:
-    """Where a rank is: its epoch, the places that it has written, the (other rank, place) pairs that it has read."""
+    """A rank's progress: its epoch, the positions written, and the (other rank, position) pairs read."""
 
     epoch: int = 1
     written: frozenset[int] = frozenset()
     read: frozenset[tuple[int, int]] = frozenset()
 
 
-Memory = dict[tuple[int, int, int], int]  # by rank, half, place
+Memory = dict[tuple[int, int, int], int]  # by rank, half, position
 Move = tuple[int, Rank, Memory]
 
 
@@ -138,9 +138,9 @@ RENEWED = 8  # all_reduce_plan.h's: of PLACES, in each epoch
 
 
 def oldest(renewed: int) -> int:
-    """The longest time, in epochs, that a place lies untouched where calls write no lines of their own for two cycles.
+    """The longest time, in epochs, for which a position stays unwritten if calls write no own lines for two cycles.
 
-    Kernels renew places (epoch // 2) * RENEWED + 0, 1 … of the epoch's half.
+    Kernels renew positions (epoch // 2) * RENEWED + 0, 1 … of the epoch's half.
     """
     visits: dict[tuple[int, int], list[int]] = {}
     epochs = [*range(1, LAST_TURN + 1), *range(2, LAST_TURN + 1), *range(2, LAST_TURN + 1)]

@@ -4,7 +4,7 @@ import statistics
 
 import pytest
 
-from scripts.simulate_cluster import Costs, Replica, Simulation, gateway_limit
+from trials.cluster_simulation import Costs, Replica, Simulation, gateway_limit
 
 FREE = Costs(0.0, 0.0)
 
@@ -24,12 +24,12 @@ def test_a_gateway_that_is_too_slow_sets_the_pace() -> None:
 
 
 def test_waiting_in_a_queue_of_one_server_is_the_formula_s() -> None:
-    """One token an answer, places for everyone, steps that never wait: the gateway alone is an M/D/1 queue."""
+    """With one token per answer, free slots and no waiting for steps, the gateway is an M/D/1 queue."""
     cost, rate = 0.01, 60.0
     seen = Simulation(Replica(10**6, 1e-3, 1), 1, Costs(0.0, cost), 400.0, rate=rate).run()
     busy = rate * cost
     wait = busy * cost / (2 * (1 - busy))  # Pollaczek-Khinchine, service of one length
-    # A request waits half a step for its token besides; tokens that come in one step are served in turn.
+    # A request also waits half a step for its token. Tokens of one step are served in turn.
     assert statistics.mean(seen.first) == pytest.approx(cost + wait + 0.5e-3, rel=0.08)
 
 

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from scripts import bench_cpu
-from scripts.bench_cpu import TOKENS, Server, measure, report, tokens_of
+from trials import cpu_servers
+from trials.cpu_report import report
+from trials.cpu_servers import TOKENS, Server, measure, tokens_of
 
 
 def event(delta: dict[str, Any]) -> bytes:
@@ -32,7 +33,7 @@ def test_a_measurement_counts_all_streams(monkeypatch: pytest.MonkeyPatch) -> No
         prompts.append(body["messages"][0]["content"])
         return 200, answer(TOKENS)
 
-    monkeypatch.setattr(bench_cpu, "post", post)
+    monkeypatch.setattr(cpu_servers, "post", post)
     monkeypatch.setattr("time.monotonic", iter([10.0, 12.0]).__next__)
     server = Server("fake", [])
     measure(server, 8, first=100)
@@ -46,7 +47,7 @@ def test_a_measurement_counts_all_streams(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_server_that_fails_or_stops_early_ends_the_run(
     monkeypatch: pytest.MonkeyPatch, status: int, tokens: int, message: str
 ) -> None:
-    monkeypatch.setattr(bench_cpu, "post", lambda *_: (status, answer(tokens)))
+    monkeypatch.setattr(cpu_servers, "post", lambda *_: (status, answer(tokens)))
     with pytest.raises(SystemExit, match=f"fake: .*{message}"):
         measure(Server("fake", []), 1, first=1)
 

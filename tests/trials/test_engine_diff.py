@@ -8,7 +8,8 @@ import pytest
 from typer import BadParameter
 from typer.testing import CliRunner
 
-from scripts import engine_diff
+from scripts.engine_diff import main
+from trials import engine_diff
 
 BEFORE = {
     "__init__.py": "",
@@ -70,7 +71,7 @@ def test_a_missing_name_is_a_failure(releases: tuple[Path, Path, Path]) -> None:
     import typer
 
     app = typer.Typer()
-    app.command()(engine_diff.main)
+    app.command()(main)
     before, after, ours = map(str, releases)
     done = CliRunner().invoke(app, [before, after, "--root", ours])
     assert done.exit_code == 1

@@ -1,6 +1,6 @@
 """An engine whose CUDA graphs compute something else than its eager steps, to see that the start-up check notices.
 
-Given as `--worker-extension-cls scripts.gpu_e2e.faulty.FaultyGraphs`.
+Given as `--worker-extension-cls trials.faulty.FaultyGraphs`.
 """
 
 import torch

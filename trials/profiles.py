@@ -1,4 +1,4 @@
-"""For measure.py: where a decoding step's time goes, by Python's profiler, by torch's, and beside the GPU's work."""
+"""Where a decoding step's time goes, by Python's profiler, by torch's, and beside the GPU's work."""
 
 import cProfile
 import io
@@ -48,7 +48,7 @@ class Profilers:
         Path(path).write_text("\n\n".join(tables))
 
     def voltserve_gpu_ms(self, size: int) -> dict[str, float]:
-        """What a step of `size` sequences takes the GPU alone, in ms: its graph, and the logits of all of them.
+        """The GPU's time for a step of `size` sequences, in ms: its graph, and the logits of all of them.
 
         The graph is replayed over the inputs of its last step, so that no request may be under way.
         """
@@ -64,7 +64,7 @@ class Profilers:
 
 
 def milliseconds(run: Callable[[], Any]) -> float:
-    """What `run` takes the GPU, the median of several."""
+    """The GPU's time for `run`, the median of several."""
     times = []
     for _ in range(REPLAYS):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

@@ -29,7 +29,7 @@ class _Connection(http.client.HTTPConnection):
 
 
 class Decisions:
-    """What an engine tells of its choices, collected from its datagrams until the socket is closed."""
+    """An engine's decisions, collected from its datagrams until the socket is closed."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.decisions: list[dict[str, Any]] = []

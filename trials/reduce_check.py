@@ -45,7 +45,7 @@ DEAD_LIMIT = 2.0
 
 
 def check(ours: AllReduce, device: torch.device, repeats: int) -> dict[str, Any]:
-    """All of it; counts of what is wrong are 0."""
+    """All checks; the counts of wrong elements must be 0."""
     began = time.perf_counter()
     found, normed = list(sums(ours, device)), list(norms(ours, device))
     return {
@@ -121,7 +121,7 @@ def gather(value: Any, ranks: int) -> list[Any]:
 
 
 def _for_nccl(ours: AllReduce, device: torch.device) -> dict[str, bool]:
-    """What must go to NCCL."""
+    """The tensors that must go to NCCL."""
     two = torch.zeros(64, 2 * HIDDEN, dtype=torch.float16, device=device)
     return {
         "columns of a wider tensor": not ours.takes(two[:, :HIDDEN]),
@@ -191,7 +191,7 @@ def _repeats(ours: AllReduce, device: torch.device, repeats: int) -> int:
 
 
 def _uneven(ours: AllReduce, device: torch.device) -> int:
-    """Elements that were wrong where one rank came up to milliseconds after the other."""
+    """Elements that were wrong where one rank arrived up to milliseconds after the other."""
     random = torch.Generator().manual_seed(1000 + ours.rank)
     wrong = 0
     for number in range(DELAYS):
@@ -204,7 +204,7 @@ def _uneven(ours: AllReduce, device: torch.device) -> int:
 
 
 def answer_of_the_dead(ours: AllReduce) -> dict[str, Any]:
-    """Rank 0 calls, the others never do: what it gets, after how long, and what its process told."""
+    """Rank 0 calls, the others never do: its result, after how long, and what its process reported."""
     ours.limit = DEAD_LIMIT
     distributed.barrier()
     if ours.rank != 0:
