@@ -20,14 +20,16 @@ from server.config.settings import Config
 from server.decisions import Decision, costly
 from server.diagnosis.catalogue import UNKNOWN_EXIT_CODE
 from server.gateway import Gateway
+from server.gateway.demand import Demand
 from server.gateway.exchange import EngineSocket
 from server.gateway.limits import Admission
 from server.gateway.listener import http_server
 from server.gateway.pool import Pool, Upstream
+from server.gateway.swap import Swap
 from server.run import preflight
 from server.run.lifetime import BACKLOG, Signals, allow_many_files, first_done, runtime_folder
 from server.run.terminal import Reporter, printable_url, reporter
-from server.supervisor import State, Status, Supervisor
+from server.supervisor import OnDemandSupervisor, State, Status, Supervisor
 from server.supervisor.probe import engine_client
 
 log = structlog.get_logger("voltserve.serve")
@@ -89,11 +91,17 @@ class _Engine:
             level = "warning" if costly([decision]) else "info"
             getattr(log, level)("decision", what=decision.what, choice=decision.choice, reason=decision.reason, **name)
         log.info("engine command", command=str(launch), **name)
-        supervisor = Supervisor(config, launch, plan.runtime, client, plan.decisions)
+        kind = Supervisor if config.demand is None else OnDemandSupervisor
+        supervisor = kind(config, launch, plan.runtime, client, plan.decisions)
         supervisor.subscribe(plan.show.show)
         supervisor.subscribe(functools.partial(_break_off, exchange))
         admission = Admission(config.max_in_flight, config.queue_size, config.queue_timeout)
-        return cls(supervisor, Upstream(config, client, exchange, lambda: supervisor.status, admission))
+        demand = None
+        if config.demand is not None and isinstance(supervisor, OnDemandSupervisor):
+            limit = config.queue_size
+            demand = Demand(config.name, supervisor, admission, config.demand, limit, exchange.break_off)
+        upstream = Upstream(config, client, exchange, lambda: supervisor.status, admission, demand=demand)
+        return cls(supervisor, upstream)
 
     async def run(self) -> None:
         """The supervisor's run, with the engine's name in each line of the log where there are several."""
@@ -112,6 +120,9 @@ async def _run(plans: Sequence[_Plan], sock: socket.socket, module: str) -> int:
             exchange = stack.enter_context(contextlib.closing(EngineSocket(path)))
             engines.append(_Engine.of(plan, client, exchange, module))
         supervisors = [engine.supervisor for engine in engines]
+        swap = Swap([engine.upstream.demand for engine in engines if engine.upstream.demand is not None])
+        for decision in swap.decisions():
+            log.info("decision", what=decision.what, choice=decision.choice, reason=decision.reason)
         gateway = Gateway(config, Pool([engine.upstream for engine in engines]))
         hopeless = asyncio.Event()
 
@@ -140,11 +151,13 @@ async def _run(plans: Sequence[_Plan], sock: socket.socket, module: str) -> int:
                 log.error("serve ends", reason=why, exit_code=code)
             for supervisor in supervisors:
                 supervisor.drain(why)
+            swap.close()
             log.info("draining", in_flight=gateway.in_flight.count, seconds=config.drain_timeout)
             await first_done(gateway.in_flight.wait_for_none(), signals.second.wait(), limit=config.drain_timeout)
             if gateway.in_flight.count:
                 log.warning("requests are cut off", in_flight=gateway.in_flight.count)
         finally:
+            swap.close()
             for supervisor in supervisors:
                 supervisor.stop()
             await asyncio.wait(running)
@@ -164,8 +177,8 @@ def _break_off(exchange: EngineSocket, status: Status) -> None:
 
 
 def _exit_code(last: Status) -> int:
-    """0 unless the engine was down at the end: then its diagnosis' exit code."""
-    if last.last_exit is None or last.state in {State.READY, State.DEGRADED}:
+    """0 unless the engine was down at the end: then its diagnosis' exit code. One that made room is not down."""
+    if last.last_exit is None or last.state in {State.READY, State.DEGRADED, State.STOPPED, State.DRAINING}:
         return 0
     return last.diagnosis.exit_code if last.diagnosis else UNKNOWN_EXIT_CODE
 
