@@ -6,18 +6,46 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from math import ceil
+from typing import Protocol
 
 from server.config.on_demand import OnDemand
 from server.gateway.errors import APIError
 from server.gateway.limits import Admission
-from server.supervisor import OnDemandSupervisor, State, Status
+from server.supervisor import State, Status
 
 TELL_INTERVAL = 5.0  # seconds between two comments in a stream that waits; proxies close silent ones after 30 or 60
+TURN_LIMIT = (
+    1.0  # seconds in which a request that has its turn must go to the engine; a client that reads nothing may not
+)
 RETRY = 10  # seconds after which a request that found the queue full may come back
 
 Tell = Callable[[str], Awaitable[None]]
 
 _STARTING = {State.STARTING, State.LOADING, State.WARMING}
+
+
+class Startable(Protocol):
+    """What starts and stops the engine: an OnDemandSupervisor, whose methods say more."""
+
+    @property
+    def status(self) -> Status:
+        """The engine's state now."""
+
+    @property
+    def occupied(self) -> bool:
+        """Whether anything of the engine may use its places."""
+
+    def subscribe(self, listener: Callable[[Status], None]) -> None:
+        """Calls `listener` with each new status."""
+
+    def start(self) -> None:
+        """Starts the engine."""
+
+    def retire(self, reason: str) -> None:
+        """Ends new requests."""
+
+    def rest(self) -> None:
+        """Stops the retired engine."""
 
 
 @dataclass(eq=False)
@@ -56,7 +84,7 @@ class Demand:
     """
 
     name: str
-    engine: OnDemandSupervisor
+    engine: Startable
     admission: Admission
     options: OnDemand
     limit: int
@@ -68,6 +96,7 @@ class Demand:
     _waiters: deque[_Waiter] = field(default_factory=deque)
     _used_at: float = 0.0
     _ready_at: float = 0.0
+    _turns_at: float = 0.0
     _state: State = State.STOPPED
     _drain_limit: float = 0.0
 
@@ -150,6 +179,8 @@ class Demand:
         if self.status.state in _STARTING:
             return now if self.waiting_since is None else float("inf")
         stays = self._ready_at + self.options.min_residence
+        if self._waiters:  # they have their turn, and go to the engine now
+            return max(stays, self._turns_at + TURN_LIMIT)
         if self.busy:
             return stays
         return min(stays, self._used_at + self.options.idle_grace)
@@ -202,6 +233,7 @@ class Demand:
         for waiter in self._waiters:
             if not waiter.turn.done():
                 waiter.turn.set_result(error)
+                self._turns_at = time.monotonic()
 
     def _observe(self, status: Status) -> None:
         if status.state is State.READY and self._state is State.WARMING:
