@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from math import ceil
 from typing import Protocol
 
+from structlog.contextvars import bound_contextvars
+
 from server.config.on_demand import OnDemand
 from server.gateway.errors import APIError
 from server.gateway.limits import Admission
@@ -214,14 +216,16 @@ class Demand:
     def start(self) -> None:
         """Starts the engine."""
         self.counts.starts += 1
-        self.engine.start()
+        with bound_contextvars(engine=self.name):  # in the log
+            self.engine.start()
 
     def retire(self, reason: str, *, idle: bool) -> None:
         """No new requests for the engine; it is stopped when those under way have ended."""
         self._drain_limit = time.monotonic() + self.options.drain_timeout
         self.counts.idle_stops += idle
         self.counts.swaps += not idle
-        self.engine.retire(reason)
+        with bound_contextvars(engine=self.name):
+            self.engine.retire(reason)
         self.poke()
 
     def close(self) -> None:
