@@ -202,9 +202,16 @@ def _of_schema(path: Path, kind: type[EnginesFile], content: Mapping[str, Any]) 
     try:
         kind.model_validate(content)
     except ValidationError as error:
-        for problem in error.errors():
+        problems = error.errors()
+        for problem in problems:
+            if any(len(problem["loc"]) < len(one["loc"]) and _begins(one["loc"], problem["loc"]) for one in problems):
+                continue  # a list is too short because its items are wrong
             *where, last = [str(part) for part in problem["loc"]] or ["file"]
             what = (
                 "no such key" if problem["type"] == "extra_forbidden" else problem["msg"].removeprefix("Value error, ")
             )
             yield Outdated(f"{path}: {'.'.join(where)}".removesuffix(": "), last, what)
+
+
+def _begins(place: tuple[int | str, ...], part: tuple[int | str, ...]) -> bool:
+    return place[: len(part)] == part

@@ -28,6 +28,7 @@ from server.config.on_demand import CPU, OnDemand
 from server.config.presets import Preset
 from server.config.settings import Config, all_flags, load_config, setting_flags, variable_name
 from server.config.typed_yaml import read_yaml
+from server.decisions import Decision
 from server.errors import ConfigError, unknown_name
 
 # Settings that each engine has. All others are the gateway's, and there is one gateway.
@@ -162,7 +163,19 @@ def load_configs(
             own = {"name": name, "pinned": replica.gpus is not None, "demand": model.demand()}
             configs.append(config.model_copy(update=own))
     _check_names(path, file, configs)
-    return tuple(configs)
+    return tuple(_with_decision(config, configs) for config in configs)
+
+
+def _with_decision(config: Config, configs: Sequence[Config]) -> Config:
+    """Adds to an engine on demand with whom it shares its place."""
+    demand = config.demand
+    if demand is None:
+        return config
+    others = [other.name for other in configs if other is not config and other.demand and demand.collides(other.demand)]
+    places = " and ".join(sorted(demand.places))
+    reason = f"shares {places} with {', '.join(others)}; one of them runs at a time" if others else "shares no place"
+    decision = Decision("on demand", "started by the first request for it", reason)
+    return config.model_copy(update={"decisions": (*config.decisions, decision)})
 
 
 def checked_flags(where: str, flags: Mapping[str, FlagValue], command: str) -> dict[str, FlagValue]:

@@ -78,7 +78,7 @@ class Demand:
         engine: starts and stops it.
         admission: who is at the engine.
         options: when it may leave.
-        limit: requests that may wait; more are refused.
+        limit: requests that may wait, at least one; more are refused.
         break_off: ends the requests at the engine.
         waits_for: what stands between the waiting requests and the engine, in words.
         poke: has the decisions made again, soon.
@@ -123,9 +123,11 @@ class Demand:
     @property
     def startable(self) -> bool:
         """Whether a request for the model can be answered, now or after a start."""
-        found = self.status.diagnosis
-        lasts = found is not None and not found.retry
-        return self.status.state is not State.FAILED or not (lasts or self._refused_for())
+        status = self.status
+        if status.state is not State.FAILED or status.retry_at is None:
+            return not self.closed
+        lasts = status.diagnosis is not None and not status.diagnosis.retry
+        return not (self.closed or lasts or self._refused_for())
 
     async def pass_through(self, tell: Tell | None = None) -> None:
         """Returns when the engine is ready and no earlier request waits for it.
@@ -140,7 +142,7 @@ class Demand:
             return
         if refusal := self._refusal():
             raise refusal
-        if len(self._waiters) >= self.limit:
+        if len(self._waiters) >= max(1, self.limit):
             message = f"{len(self._waiters)} requests wait for {self.name} to be started; no more are taken"
             raise APIError(503, "queue_full", message, {"Retry-After": str(RETRY)})
         waiter = _Waiter(asyncio.get_running_loop().create_future(), time.monotonic())

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 
 import structlog
 
-from server.decisions import Decision
 from server.gateway.demand import Demand
 from server.supervisor import State
 
@@ -31,17 +30,6 @@ class Swap:
         self._closed = False
         for demand in self.demands:
             demand.poke = self.poke
-
-    def decisions(self) -> list[Decision]:
-        """Which engines share their places."""
-        made = []
-        for one in self.demands:
-            others = [other.name for other in self.demands if other is not one and one.options.collides(other.options)]
-            choice = "started by the first request for it"
-            places = " and ".join(sorted(one.options.places))
-            shared = f"shares {places} with {', '.join(others)}; one of them runs at a time"
-            made.append(Decision(f"{one.name} on demand", choice, shared if others else "no other model has its place"))
-        return made
 
     def poke(self) -> None:
         """Decides again, soon."""

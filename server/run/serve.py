@@ -121,8 +121,6 @@ async def _run(plans: Sequence[_Plan], sock: socket.socket, module: str) -> int:
             engines.append(_Engine.of(plan, client, exchange, module))
         supervisors = [engine.supervisor for engine in engines]
         swap = Swap([engine.upstream.demand for engine in engines if engine.upstream.demand is not None])
-        for decision in swap.decisions():
-            log.info("decision", what=decision.what, choice=decision.choice, reason=decision.reason)
         gateway = Gateway(config, Pool([engine.upstream for engine in engines]))
         hopeless = asyncio.Event()
 

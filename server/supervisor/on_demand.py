@@ -74,9 +74,11 @@ class OnDemandSupervisor(Supervisor):
         if self.status.state is State.DRAINING:
             self._enter(State.STOPPED, self.status.reason)
             return
-        delay = 0.0 if self._was_ready else self._patience()
-        if delay:
-            log.warning("not started again before", seconds=delay, failures=self._failures)
+        if self._was_ready:  # the next request may start it at once
+            self._update(retry_at=None)
+            return
+        delay = self._patience()
+        log.warning("not started again before", seconds=delay, failures=self._failures)
         self._update(retry_at=time.monotonic() + delay)
 
     def _patience(self) -> float:

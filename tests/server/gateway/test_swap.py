@@ -1,7 +1,9 @@
 """Who runs, who waits, who makes room: engines on demand whose starts and ends a test scripts."""
 
 import asyncio
+import itertools
 import json
+import random
 import time
 
 import httpx
@@ -294,6 +296,7 @@ async def test_the_end_refuses_who_waits_and_starts_nothing() -> None:
     answer = await asked
     assert (answer.status_code, error_of(answer)["code"]) == (503, "draining")
     assert error_of(await here.ask(model="b"))["code"] == "draining"
+    assert (await here.client.get("/health")).status_code == 503
     assert here["b"].log == []
 
 
@@ -395,3 +398,53 @@ async def test_health_is_200_while_nothing_runs() -> None:
     answer = await here.client.get("/health")
     assert (answer.status_code, answer.json()["state"]) == (200, "stopped")
     assert [model["id"] for model in (await here.client.get("/v1/models")).json()["data"]] == ["a"]
+
+
+async def drive(here: Swapping, name: str, chance: random.Random) -> None:
+    """Plays one engine: starts take a moment, some fail, some die, stops take a moment."""
+    script = here[name]
+    while True:
+        await asyncio.sleep(chance.uniform(0, 0.01))
+        if not script.occupied:
+            continue
+        if script.status.state is State.STARTING:
+            if chance.random() < 0.15:
+                script.fail(0.01)
+            else:
+                script.up()
+        elif script.status.state is State.DRAINING and script.log[-1] == "rest":
+            script.gone()
+        elif script.status.state is State.READY and chance.random() < 0.02:
+            script.fail(0)
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_whatever_happens_no_place_is_held_twice_and_every_request_gets_an_answer(seed: int) -> None:
+    chance = random.Random(seed)  # noqa: S311
+    places = {"a": GPU, "b": GPU, "c": "GPU 1", "wide": "GPU 0,GPU 1"}
+    here = Swapping(times={"min_residence": 0.03, "idle_timeout": 0.05}, **places)
+    playing = [asyncio.create_task(drive(here, name, chance)) for name in places]
+    demands = list(here.demands.values())
+    answers: list[int] = []
+
+    async def client() -> None:
+        for _ in range(12):
+            asked = here.asking(chance.choice(list(places)), stream=chance.random() < 0.3)
+            if chance.random() < 0.2:  # it leaves
+                await asyncio.sleep(chance.uniform(0, 0.03))
+                asked.cancel()
+                await asyncio.wait([asked])
+            else:
+                answers.append((await asked).status_code)
+            held = [one for one in demands if one.engine.occupied]
+            assert not any(one.options.collides(other.options) for one, other in itertools.combinations(held, 2)), [
+                one.name for one in held
+            ]
+
+    await asyncio.wait_for(asyncio.gather(*(client() for _ in range(10))), 60)
+    for task in playing:
+        task.cancel()
+    assert set(answers) <= {200, 503}
+    assert answers.count(200) > len(answers) / 2
+    assert sum(one.waiting for one in demands) == 0
+    assert sum(one.admission.running for one in demands) == 0
