@@ -129,6 +129,19 @@ class Demand:
         lasts = status.diagnosis is not None and not status.diagnosis.retry
         return not (self.closed or lasts or self._refused_for())
 
+    async def enter(self, tell: Tell | None = None) -> None:
+        """Returns when a request may go to the engine. Then `admission.leave` and `left` end its stay.
+
+        Raises:
+            APIError: as `pass_through` and as `Admission.enter`.
+        """
+        await self.pass_through(tell)
+        try:
+            await self.admission.enter()
+        except BaseException:
+            self.left()  # it may have been the last that a drain waits for
+            raise
+
     async def pass_through(self, tell: Tell | None = None) -> None:
         """Returns when the engine is ready and no earlier request waits for it.
 

@@ -123,7 +123,7 @@ class Pool:
         waited for an engine that has failed meanwhile goes to another. `tell` is for those who wait for a start.
 
         Raises:
-            APIError: as `choose`, as `keeper`, as `Demand.pass_through` and as `Admission.enter`.
+            APIError: as `choose`, as `keeper`, as `Demand.enter` and as `Admission.enter`.
         """
         keeper = await self.keeper(response_id) if response_id and self.several else None
         upstream = await self._enter(model, keeper, tried, tell)
@@ -171,9 +171,10 @@ class Pool:
         if keeper is not None and not keeper.ready:
             raise not_ready(keeper.status())
         upstream = keeper or self.choose(model, tried)
-        if upstream.demand is not None:
-            await upstream.demand.pass_through(tell)
-        await upstream.admission.enter()
+        if upstream.demand is None:
+            await upstream.admission.enter()
+        else:
+            await upstream.demand.enter(tell)
         return upstream
 
 

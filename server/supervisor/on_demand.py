@@ -7,10 +7,12 @@ decided by server/gateway/swap.py.
 
 import asyncio
 import time
+from pathlib import Path
 from typing import Any
 
 import structlog
 
+from server.config.render import progress_socket
 from server.supervisor.output import EngineOutput
 from server.supervisor.states import State
 from server.supervisor.supervisor import MAX_BACKOFF, Supervisor, first_of
@@ -67,6 +69,7 @@ class OnDemandSupervisor(Supervisor):
         return not self._draining.is_set()
 
     async def _after_end(self) -> None:
+        _remove_sockets(self._runtime)
         for event in (self._wanted, self._retiring, self._resting):
             event.clear()
         if self._draining.is_set():
@@ -91,3 +94,10 @@ class OnDemandSupervisor(Supervisor):
             super()._finish(exit_text, output)
         elif not self._resting.is_set() and not self._stopping.is_set():
             log.warning("ended before its requests did", how=exit_text)
+
+
+def _remove_sockets(runtime: Path) -> None:
+    """Removes an engine's sockets. vLLM leaves its own behind, some at each start."""
+    for path in runtime.iterdir():
+        if path.is_socket() and path != progress_socket(runtime):
+            path.unlink(missing_ok=True)

@@ -199,6 +199,33 @@ async def test_the_queue_is_bounded_and_a_client_that_leaves_frees_its_place() -
     assert here.demands["a"].waiting == 0
 
 
+async def test_a_client_that_leaves_as_it_gets_its_place_does_not_hold_up_a_drain() -> None:
+    here = Swapping("--max-in-flight", "1", a=GPU, b=GPU)
+    await ready(here, "a")
+    admission = here.demands["a"].admission
+    first = here.asking("a", fake={"tokens": 2, "delay": 0.05})
+    await asyncio.sleep(0.02)
+    second = here.asking("a")
+    await settle()
+    other = here.asking("b")
+    await settle()
+    assert (here["a"].status.state, admission.waiting) == (State.DRAINING, 1)
+    leave = admission.leave
+
+    def leave_and_cancel() -> None:
+        leave()
+        second.cancel()
+
+    admission.leave = leave_and_cancel  # type: ignore[method-assign]
+    assert (await first).status_code == 200
+    await settle()
+    assert here["a"].log[-1] == "rest"
+    here["a"].gone()
+    await settle()
+    here["b"].up()
+    assert (await other).status_code == 200
+
+
 async def test_a_start_that_nobody_waits_for_any_more_makes_room_at_once() -> None:
     here = Swapping(a=GPU, b=GPU, times={"min_residence": 1000})
     gone = here.asking("a")

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import socket
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -40,6 +41,10 @@ async def on_demand(folder: Path, **fake: object) -> AsyncIterator[tuple[OnDeman
     assert not supervisor.occupied or supervisor.status.state is State.DRAINING
 
 
+def sockets(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir() if path.is_socket()]
+
+
 async def test_it_starts_only_when_it_is_wanted_and_stops_and_starts_again(short_tmp: Path) -> None:
     async with on_demand(short_tmp) as (supervisor, watched):
         assert (supervisor.status.state, supervisor.occupied) == (State.STOPPED, False)
@@ -48,6 +53,9 @@ async def test_it_starts_only_when_it_is_wanted_and_stops_and_starts_again(short
             assert supervisor.occupied
             await watched.until_state(State.READY)
             group = watched.pid
+            left = socket.socket(socket.AF_UNIX)
+            left.bind(str(short_tmp / "left-by-vllm"))
+            left.close()
             supervisor.retire("it makes room for b")
             assert supervisor.status.state is State.DRAINING
             assert running(group), "those under way may finish"
@@ -56,6 +64,7 @@ async def test_it_starts_only_when_it_is_wanted_and_stops_and_starts_again(short
             assert (status.reason, status.last_exit, status.restarts) == ("it makes room for b", None, 0)
             assert not supervisor.occupied
             assert running(group) == []
+            assert sockets(short_tmp) == ["progress.sock"]
 
 
 @pytest.mark.parametrize("wait", [False, True])
