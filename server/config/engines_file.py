@@ -82,8 +82,8 @@ class Model(_Strict):
     idle_timeout: Annotated[float, Field(ge=0)] = Field(
         0, description="With on_demand: seconds without a request after which it is stopped; 0: never."
     )
-    min_residence: Annotated[float, Field(ge=0)] = Field(
-        30, description="With on_demand: seconds that it stays in use before another model gets its place."
+    min_residence: Annotated[float, Field(ge=0)] | None = Field(
+        None, description="With on_demand: seconds in use before another model gets its place; else as its start took."
     )
     drain_timeout: Annotated[float, Field(gt=0)] = Field(
         300, description="With on_demand: seconds in which requests may finish before it makes room."

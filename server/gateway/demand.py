@@ -10,7 +10,7 @@ from typing import Protocol
 
 from structlog.contextvars import bound_contextvars
 
-from server.config.on_demand import OnDemand
+from server.config.on_demand import IDLE_SHARE, OnDemand
 from server.gateway.errors import APIError
 from server.gateway.limits import Admission
 from server.supervisor import State, Status
@@ -99,6 +99,7 @@ class Demand:
     _used_at: float = 0.0
     _ready_at: float = 0.0
     _turns_at: float = 0.0
+    _residence: float = 0.0
     _state: State = State.STOPPED
     _drain_limit: float = 0.0
 
@@ -195,12 +196,12 @@ class Demand:
         """From when on another model may have its place. Never while requests wait for its start."""
         if self.status.state in _STARTING:
             return now if self.waiting_since is None else float("inf")
-        stays = self._ready_at + self.options.min_residence
+        stays = self._ready_at + self._residence
         if self._waiters:  # they have their turn, and go to the engine now
             return max(stays, self._turns_at + TURN_LIMIT)
         if self.busy:
             return stays
-        return min(stays, self._used_at + self.options.idle_grace)
+        return min(stays, self._used_at + self._residence / IDLE_SHARE)
 
     def idle_at(self) -> float:
         """When its idle time-out ends, unless requests come."""
@@ -257,6 +258,7 @@ class Demand:
     def _observe(self, status: Status) -> None:
         if status.state is State.READY and self._state is State.WARMING:
             self._ready_at = self._used_at = time.monotonic()
+            self._residence = self.options.residence(status.start_elapsed)
         self._state = status.state
         self.poke()
 

@@ -134,7 +134,8 @@ def test_models_on_demand_may_share_gpus(tmp_path: Path) -> None:
     assert b.demand is not None
     assert c.demand is None
     assert a.demand.places == {"GPU 0", "GPU 1"}
-    assert (a.demand.idle_timeout, b.demand.idle_timeout, b.demand.min_residence) == (600, 0, 30)
+    assert (a.demand.idle_timeout, b.demand.idle_timeout, b.demand.min_residence) == (600, 0, None)
+    assert [b.demand.residence(start) for start in (1, 90, 900)] == [30, 90, 300]
     assert a.demand.collides(b.demand)
     assert a.decisions[-1].reason == "shares GPU 0 and GPU 1 with b; one of them runs at a time"
     assert [gpu.uuid for gpu in b.devices.gpus] == ["GPU-1"]
