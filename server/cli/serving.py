@@ -1,4 +1,4 @@
-"""Commands that start an engine, or say what starting one would do: serve, explain, plan, doctor, version."""
+"""Commands that start an engine, or say what starting one would do: serve, explain, plan, doctor."""
 
 from enum import Enum
 from pathlib import Path
@@ -118,14 +118,6 @@ def doctor(
     else:
         print(as_text(findings))
     raise typer.Exit(1 if any(finding.level == "error" for finding in findings) else 0)
-
-
-@app.command()
-def version() -> None:
-    """Print the versions of voltserve, its engine and torch."""
-    from importlib.metadata import version as version_of
-
-    print(" ".join(f"{name} {version_of(name)}" for name in ("voltserve", "vllm", "torch")))
 
 
 def _model_first(arguments: list[str]) -> list[str]:

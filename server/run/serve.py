@@ -20,14 +20,16 @@ from server.config.settings import Config
 from server.decisions import Decision, costly
 from server.diagnosis.catalogue import UNKNOWN_EXIT_CODE
 from server.gateway import Gateway
+from server.gateway.demand import Demand
 from server.gateway.exchange import EngineSocket
 from server.gateway.limits import Admission
 from server.gateway.listener import http_server
 from server.gateway.pool import Pool, Upstream
+from server.gateway.swap import Swap
 from server.run import preflight
 from server.run.lifetime import BACKLOG, Signals, allow_many_files, first_done, runtime_folder
 from server.run.terminal import Reporter, printable_url, reporter
-from server.supervisor import State, Status, Supervisor
+from server.supervisor import OnDemandSupervisor, State, Status, Supervisor
 from server.supervisor.probe import engine_client
 
 log = structlog.get_logger("voltserve.serve")
@@ -89,11 +91,17 @@ class _Engine:
             level = "warning" if costly([decision]) else "info"
             getattr(log, level)("decision", what=decision.what, choice=decision.choice, reason=decision.reason, **name)
         log.info("engine command", command=str(launch), **name)
-        supervisor = Supervisor(config, launch, plan.runtime, client, plan.decisions)
+        kind = Supervisor if config.demand is None else OnDemandSupervisor
+        supervisor = kind(config, launch, plan.runtime, client, plan.decisions)
         supervisor.subscribe(plan.show.show)
         supervisor.subscribe(functools.partial(_break_off, exchange))
         admission = Admission(config.max_in_flight, config.queue_size, config.queue_timeout)
-        return cls(supervisor, Upstream(config, client, exchange, lambda: supervisor.status, admission))
+        demand = None
+        if config.demand is not None and isinstance(supervisor, OnDemandSupervisor):
+            limit = config.queue_size
+            demand = Demand(config.name, supervisor, admission, config.demand, limit, exchange.break_off)
+        upstream = Upstream(config, client, exchange, lambda: supervisor.status, admission, demand=demand)
+        return cls(supervisor, upstream)
 
     async def run(self) -> None:
         """The supervisor's run, with the engine's name in each line of the log where there are several."""
@@ -107,6 +115,7 @@ async def _run(plans: Sequence[_Plan], sock: socket.socket, module: str) -> int:
     async with contextlib.AsyncExitStack() as stack:
         engines = [await _connected(plan, module, stack) for plan in plans]
         supervisors = [engine.supervisor for engine in engines]
+        swap = Swap([engine.upstream.demand for engine in engines if engine.upstream.demand is not None])
         gateway = Gateway(config, Pool([engine.upstream for engine in engines]))
         hopeless = _observed(engines, gateway)
         http = http_server(gateway, config.body_timeout)
@@ -121,8 +130,9 @@ async def _run(plans: Sequence[_Plan], sock: socket.socket, module: str) -> int:
         try:
             await first_done(serving, *running, signals.first.wait(), hopeless.wait())
             code = next(filter(None, (_exit_code(supervisor.status) for supervisor in supervisors)), 0)
-            await _drained(supervisors, gateway, signals, _why(signals, hopeless, code), config.drain_timeout)
+            await _drained(supervisors, swap, gateway, signals, _why(signals, hopeless, code), config.drain_timeout)
         finally:
+            swap.close()
             for supervisor in supervisors:
                 supervisor.stop()
             await asyncio.wait(running)
@@ -169,11 +179,12 @@ def _why(signals: Signals, hopeless: asyncio.Event, code: int) -> str:
 
 
 async def _drained(
-    supervisors: Sequence[Supervisor], gateway: Gateway, signals: Signals, why: str, limit: float
+    supervisors: Sequence[Supervisor], swap: Swap, gateway: Gateway, signals: Signals, why: str, limit: float
 ) -> None:
     """Admits no further request, and waits for those in flight: until a second signal, or for `limit` seconds."""
     for supervisor in supervisors:
         supervisor.drain(why)
+    swap.close()
     log.info("draining", in_flight=gateway.in_flight.count, seconds=limit)
     await first_done(gateway.in_flight.wait_for_none(), signals.second.wait(), limit=limit)
     if gateway.in_flight.count:
@@ -187,8 +198,8 @@ def _break_off(exchange: EngineSocket, status: Status) -> None:
 
 
 def _exit_code(last: Status) -> int:
-    """0 unless the engine was down at the end: then its diagnosis' exit code."""
-    if last.last_exit is None or last.state in {State.READY, State.DEGRADED}:
+    """0 unless the engine was down at the end: then its diagnosis' exit code. One that made room is not down."""
+    if last.last_exit is None or last.state in {State.READY, State.DEGRADED, State.STOPPED, State.DRAINING}:
         return 0
     return last.diagnosis.exit_code if last.diagnosis else UNKNOWN_EXIT_CODE
 

@@ -128,6 +128,30 @@ def test_version_names_all_three() -> None:
     assert " torch 2.10.0" in out
 
 
+def test_version_checks_files_and_says_by_its_exit_code_whether_anything_is_gone(tmp_path: Path) -> None:
+    good, old = tmp_path / "good.env", tmp_path / "old.env"
+    good.write_text("MODEL_DIR=/m\nVOLTSERVE_MAX_MODEL_LEN=8192\n")
+    old.write_text("VOLTSERVE_MAX_MODEL_LENGTH=8192\n")
+    code, out, _ = run("version", "--check-config", str(good))
+    assert (code, out.splitlines()[1]) == (0, "every setting is taken as it is")
+    code, out, _ = run("version", "--check-config", str(good), str(old))
+    assert code == 1
+    assert "old.env:1: VOLTSERVE_MAX_MODEL_LENGTH: unknown environment variable" in out
+    code, out, _ = run("version", "--check-config", "--json", str(old))
+    assert (code, json.loads(out)["outdated"][0]["setting"]) == (1, "VOLTSERVE_MAX_MODEL_LENGTH")
+    assert run("version", str(good))[0] == 2
+    assert run("version", "--check-config", str(tmp_path / "none"))[0] == 2
+
+
+def test_version_without_files_checks_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run("version", "--check-config")[0] == 0
+    monkeypatch.setenv("VOLTSERVE_GONE_LONG_AGO", "1")
+    code, out, _ = run("version", "--check-config")
+    assert code == 1
+    assert "environment: VOLTSERVE_GONE_LONG_AGO" in out
+
+
 def test_a_quant_error_is_a_message_and_exit_code_1(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise QuantError("model: no such thing", "Choose another")

@@ -80,7 +80,10 @@ class InProcess:
     def __init__(self, *flags: str, engines: tuple[Engine, ...] = ()) -> None:
         config = config_of(*flags)
         self.engines = engines or (Engine(),)
-        self.pool = Pool([engine.upstream(config) for engine in self.engines])
+        self.serve(config, [engine.upstream(config) for engine in self.engines])
+
+    def serve(self, config: Config, upstreams: list[Upstream]) -> None:
+        self.pool = Pool(upstreams)
         self.gateway = Gateway(config, self.pool)
         self.client = self.connect()
 

@@ -57,6 +57,11 @@ def test_what_readiness_warned_of_is_shown() -> None:
     assert "it repeats '!' 12 times" in shown(replace(READY, warnings=("it repeats '!' 12 times",)))
 
 
+def test_each_of_several_engines_is_shown() -> None:
+    text = shown(replace(READY, engines=("a: ready", "b: stopped, 2 waiting: b waits: a is in use")))
+    assert "b: stopped, 2 waiting: b waits: a is in use" in text
+
+
 def test_a_narrow_terminal_breaks_nothing() -> None:
     assert all(len(line) < 400 for line in shown(replace(READY, gpus=(GPU,)), width=40).splitlines())
 
