@@ -11,6 +11,7 @@ import typer
 
 from quant.formats.registry import targets
 from server.cli.common import AsJson, Endpoint, TokenFile, group, print_json, progress, user_errors
+from server.cli.found import MODEL_HELP, model_directory
 from server.cli.interrupt import resumable
 
 if TYPE_CHECKING:
@@ -162,7 +163,7 @@ _DEVICES: "dict[Kind, Device]" = {Kind.V100: "volta", Kind.CPU: "cpu", Kind.GPU:
 
 @app.command()
 def verify(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Model directory.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)],
     as_json: AsJson = False,
     headers: Annotated[
         bool, typer.Option("--headers", help="Leave the weights unread: headers, sizes and configs only.")
@@ -173,53 +174,61 @@ def verify(
     device: Annotated[
         Kind | None, typer.Option(help="What it is to be served on. [default: what is found here]")
     ] = None,
+    endpoint: Endpoint = "",
+    token_file: TokenFile = None,
 ) -> None:
     """Find what is wrong with a model directory: shards, headers, values, sha256, config; whether it can be served.
 
-    The exit code is 0 where it can be served, and 65 where not, as of plan, explain and serve.
+    The exit code is 0 where it can be served, and 65 where not, as of plan, explain and serve. Of a model on a hub
+    configs and headers are read, by range requests.
     """
     from quant.errors import QuantError
     from quant.verify import Target
     from quant.verify import verify as find_out
     from server.errors import ModelRefusedError
+    from server.hub.source import is_remote
     from server.model_text import verification_text
     from server.run.servable import device_here
 
     if headers and manifest:
         raise typer.BadParameter("--headers and --write-manifest exclude each other: digests need every byte")
-    with user_errors(), progress() as on_progress:
+    if manifest and is_remote(model):
+        raise typer.BadParameter("--write-manifest: expected a directory here, got a model on a hub; fetch it first")
+    with user_errors(), model_directory(model, endpoint, token_file) as found, progress() as on_progress:
         try:
             report = find_out(
-                directory,
-                "headers" if headers else "full",
+                found.directory,
+                "headers" if headers or found.outline else "full",
                 target=Target(_DEVICES[device] if device else device_here()),
                 manifest="write" if manifest else "check",
                 on_progress=on_progress,
             )
         except QuantError as error:  # it is no directory
             raise ModelRefusedError(str(error)) from error
-    if as_json:
-        print_json(report.as_dict())
-    else:
-        print(verification_text(report))
+        if as_json:
+            print_json(found.renamed(report.as_dict()))
+        else:
+            print(found.renamed(verification_text(report)))
     raise typer.Exit(0 if report.ok else ModelRefusedError.exit_code)
 
 
 @app.command()
 def inspect(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Model directory.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)],
     as_json: AsJson = False,
+    endpoint: Endpoint = "",
+    token_file: TokenFile = None,
 ) -> None:
-    """Show what a model directory holds: format, sizes by kind, layers, how it can be split over GPUs."""
+    """Show what a model holds: format, sizes by kind, layers, how it can be split over GPUs."""
     from quant.inspect import inspect_model
     from server.model_text import summary_text
 
-    with user_errors():
-        summary = inspect_model(directory)
-    if as_json:
-        print_json(summary.as_dict())
-    else:
-        print(summary_text(summary))
+    with user_errors(), model_directory(model, endpoint, token_file) as found:
+        summary = inspect_model(found.directory)
+        if as_json:
+            print_json(found.renamed(summary.as_dict()))
+        else:
+            print(found.renamed(summary_text(summary)))
 
 
 def format_choice() -> click.Choice[str]:

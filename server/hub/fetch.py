@@ -69,9 +69,8 @@ def fetch(
         state = _state(source, folder)
         listing = list_files(source.at(state.revision) if state and source.kind == "hf" else source)
         state = state or State(key_of(source), source.revision, listing.revision)
-        state.save(folder)
         selection = selection_of(client, listing)
-        _remove_others(folder, selection)
+        _remove_others(folder, selection, state)
         meter = _Meter(selection, on_progress, bars=bars)
         missing = _missing(folder, selection, state, meter)
         _refuse_full_disk(folder, missing)
@@ -159,9 +158,10 @@ def _state(source: Source, folder: Path) -> State | None:
     return state
 
 
-def _remove_others(folder: Path, selection: Selection) -> None:
-    """Removes what is no part of this model, such as a file that the hub has renamed since."""
-    names = {file.name for file in selection.kept}
+def _remove_others(folder: Path, selection: Selection, state: State) -> None:
+    """Removes what is no part of this model, such as a file that the hub has renamed or changed since."""
+    versions = {file.name: file.version for file in selection.kept}
+    names = {name for name, version in versions.items() if version and state.versions.get(name) == version}
     for path in folder.iterdir():
         if path.name == STATE or path.name in names or path.name.removesuffix(PART) in names:
             continue
@@ -169,6 +169,8 @@ def _remove_others(folder: Path, selection: Selection) -> None:
             shutil.rmtree(path)
         else:
             path.unlink()
+    state.versions = versions
+    state.save(folder)
 
 
 def _missing(folder: Path, selection: Selection, state: State, meter: "_Meter") -> list[tuple[RemoteFile, int]]:

@@ -19,6 +19,11 @@ class RemoteFile:
     git_sha1: str = ""
     etag: str = ""
 
+    @property
+    def version(self) -> str:
+        """What tells its content from another's; "" where the source does not say."""
+        return self.sha256 or self.git_sha1 or self.etag
+
 
 @dataclass(frozen=True)
 class Listing:

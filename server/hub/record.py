@@ -27,11 +27,12 @@ class Done:
 
 @dataclass
 class State:
-    """An unfinished fetch: of what, at which revision, and which files are whole."""
+    """An unfinished fetch: of what, at which revision, of which version each file is, and which files are whole."""
 
     source: str
     asked: str
     revision: str
+    versions: dict[str, str] = field(default_factory=dict)
     done: dict[str, Done] = field(default_factory=dict)
 
     def digest_of(self, folder: Path, file: RemoteFile) -> str | None:
@@ -73,7 +74,8 @@ def read_state(folder: Path) -> State | None:
         return None
     try:
         done = {str(name): Done(**one) for name, one in data["done"].items()}
-        return State(str(data["source"]), str(data["asked"]), str(data["revision"]), done)
+        versions = {str(name): str(version) for name, version in data["versions"].items()}
+        return State(str(data["source"]), str(data["asked"]), str(data["revision"]), versions, done)
     except (KeyError, TypeError, AttributeError):
         return None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -52,6 +51,3 @@ def model_on(hub: Hub) -> dict[str, bytes]:
 
 def without_manifest(files: dict[str, bytes]) -> dict[str, bytes]:
     return {name: data for name, data in files.items() if name != "SHA256SUMS"}
-
-
-__all__ = ["NAME", "contents", "model_on", "os", "run", "without_manifest"]

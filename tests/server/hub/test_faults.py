@@ -101,7 +101,8 @@ def test_what_has_come_before_a_cut_is_not_asked_for_again(hub: Hub, tmp_path: P
 def test_a_folder_that_changes_between_two_runs_is_begun_anew(hub: Hub, tmp_path: Path) -> None:
     source = f"{hub.url}/plain/{NAME}/"
     hub.repositories[NAME].files["tokenizer.model"] = BIG
-    hub.always["tokenizer.model"] = Fault(cut=500_000)
+    hub.faults["tokenizer.model"] = [Fault(), Fault(cut=500_000)]  # the first answers HEAD
+    hub.always["tokenizer.model"] = Fault(404)
     assert run("model", "fetch", source, tmp_path / "model")[0] == 69
     hub.always.clear()
     hub.repositories[NAME].files["tokenizer.model"] = newer = b"n" * len(BIG)
@@ -169,7 +170,8 @@ def test_what_happens_to_the_pieces_between_two_runs_is_noticed(
     hub: Hub, tmp_path: Path, harm: Callable[[Path], None]
 ) -> None:
     hub.repositories[NAME].files["tokenizer.model"] = BIG
-    hub.always["tokenizer.model"] = Fault(cut=600_000)
+    hub.faults["tokenizer.model"] = [Fault(cut=600_000)]
+    hub.always["tokenizer.model"] = Fault(404)
     assert run("model", "fetch", f"hf:{NAME}", tmp_path / "model", "--parallel", 1)[0] == 69
     hub.always.clear()
     for path in (tmp_path / "model.incomplete").iterdir():
