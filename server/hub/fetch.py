@@ -69,7 +69,7 @@ def fetch(
         state = _state(source, folder)
         listing = list_files(source.at(state.revision) if state and source.kind == "hf" else source)
         state = state or State(key_of(source), source.revision, listing.revision)
-        selection = selection_of(client, listing)
+        selection, _ = selection_of(client, listing)
         _remove_others(folder, selection, state)
         meter = _Meter(selection, on_progress, bars=bars)
         missing = _missing(folder, selection, state, meter)
@@ -88,11 +88,11 @@ def unfinished(directory: Path) -> Path:
     return directory.with_name(f"{directory.name}{INCOMPLETE}")
 
 
-def selection_of(client: httpx.Client, listing: Listing) -> Selection:
-    """What serving needs of the files listed; reads the index of shards. Raises HubError."""
+def selection_of(client: httpx.Client, listing: Listing) -> tuple[Selection, bytes]:
+    """What serving needs of the files listed; and the index of shards, b"" without one. Raises HubError."""
     index = index_of(listing)
     if index is None:
-        return select(listing, None)
+        return select(listing, None), b""
     body = get_bytes(client, listing.source, index.url, min(INDEX_LIMIT, index.size))
     digests = Digests(index)
     digests.update(body)
@@ -100,7 +100,7 @@ def selection_of(client: httpx.Client, listing: Listing) -> Selection:
         digests.check(index)
     except WrongBytesError as error:
         raise HubError(f"{listing}: {index.name}: {error}; try again, or another --endpoint") from None
-    return select(listing, listed_shards(body, str(listing)))
+    return select(listing, listed_shards(body, str(listing))), body
 
 
 def _already_there(source: Source, directory: Path) -> Fetched | None:

@@ -80,10 +80,12 @@ def outline(source: Source, most: int = MOST_BYTES) -> Iterator[Outline]:
     """The outline of a model, until the context ends. Raises HubError."""
     with tempfile.TemporaryDirectory(prefix="voltserve-outline-") as scratch, client_of(source) as client:
         listing = list_files(source)
-        selection = selection_of(client, listing)
+        selection, index = selection_of(client, listing)
         directory = Path(scratch) / "model"
         directory.mkdir()
-        reader = _Reader(client, listing, Budget(str(listing), most), directory)
+        reader = _Reader(client, listing, Budget(str(listing), most), directory, index)
+        if index:
+            reader.budget.take(len(index))
         try:
             with ThreadPoolExecutor(AT_ONCE) as pool:
                 list(pool.map(reader.make, selection.kept))
@@ -99,6 +101,7 @@ class _Reader:
     listing: Listing
     budget: Budget
     directory: Path
+    index: bytes
 
     def is_whole(self, file: RemoteFile) -> bool:
         """Whether a file is read whole."""
@@ -107,7 +110,9 @@ class _Reader:
     def make(self, file: RemoteFile) -> None:
         """Makes a file of the outline: whole, a header before a hole, or a hole."""
         data = b""
-        if self.is_whole(file):
+        if file.name == INDEX_NAME:
+            data = self.index
+        elif self.is_whole(file):
             data = self._read(file, 0, file.size)
             self._check(file, data)
         elif file.name.endswith(SHARD):
