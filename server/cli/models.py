@@ -231,6 +231,27 @@ def inspect(
             print(found.renamed(summary_text(summary)))
 
 
+@app.command()
+def advise(
+    gpus: Annotated[
+        str, typer.Option(metavar="CARDS", help="Such as 2x16g-pcie or 1x32g. [default: the V100s found here]")
+    ] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Show which known models suit these cards: context, computed speed, the command to fetch each, the best first."""
+    from server.config.devices import find_devices
+    from server.hub.advise import advise as find_out
+    from server.hub.advise import preset_for
+    from server.hub.catalogue import load_catalogue
+
+    with user_errors():
+        advised = find_out(load_catalogue(), preset_for(gpus, None if gpus else find_devices()))
+    if as_json:
+        print_json(advised.as_dict())
+    else:
+        print(advised.as_text())
+
+
 def format_choice() -> click.Choice[str]:
     """What `convert` writes: every format with a writer."""
     return click.Choice(list(targets()))

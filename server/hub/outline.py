@@ -76,14 +76,14 @@ class Outline:
 
 
 @contextmanager
-def outline(source: Source, most: int = MOST_BYTES) -> Iterator[Outline]:
+def outline(source: Source) -> Iterator[Outline]:
     """The outline of a model, until the context ends. Raises HubError."""
     with tempfile.TemporaryDirectory(prefix="voltserve-outline-") as scratch, client_of(source) as client:
         listing = list_files(source)
         selection, index = selection_of(client, listing)
         directory = Path(scratch) / "model"
         directory.mkdir()
-        reader = _Reader(client, listing, Budget(str(listing), most), directory, index)
+        reader = _Reader(client, listing, Budget(str(listing), MOST_BYTES), directory, index)
         if index:
             reader.budget.take(len(index))
         try:
@@ -149,7 +149,7 @@ class _Reader:
                 body = bytearray()
                 for chunk in response.iter_raw():
                     body += chunk
-                    if len(body) >= count:
+                    if len(body) > count:  # ranges are ignored; an answer read to its end leaves the line in use
                         break
             if len(body) < count:
                 raise HubError(f"{what}: expected {count} bytes from {start}, got {len(body)}")

@@ -1,0 +1,203 @@
+"""Which known checkpoints suit some V100s: context and speed as computed, the best first, and how to fetch each."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from server.config.devices import V100, Devices
+from server.config.presets import Match, Preset, load_presets
+from server.errors import ConfigError, unknown_name
+from server.hub.catalogue import UNKNOWN, Catalogue, Checkpoint
+from server.plan import speed_of
+from server.plan.cache import GPU_BLOCK
+from server.plan.compare import Option, compare
+from server.plan.memory import Device, Run
+from server.plan.settings import VISIBLE_SHARE
+from server.plan.speed import Speed
+from server.units import GIB
+
+_SPEC = re.compile(r"([1-9][0-9]?)x([1-9][0-9]{0,2})g(-pcie|-sxm2)?")
+_FITS = re.compile(r"([1-9])x([1-9][0-9]?)")
+_BATCHED = 2048  # tokens of a step, vLLM's default for such cards
+SERVED, REPORTED, TOO_LARGE, REFUSED = "served", "reported", "too large", "refused"
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What is to be said of one checkpoint on these cards. `reason`: why it is not served, or not computed."""
+
+    checkpoint: Checkpoint
+    status: str
+    reason: str = ""
+    split: str = ""
+    context: int = 0
+    speed: Speed | None = None
+
+    @property
+    def command(self) -> str:
+        """How to fetch it; "" where its name is not known exactly."""
+        if not self.checkpoint.exact_name:
+            return ""
+        at = "" if self.checkpoint.revision == UNKNOWN else f"@{self.checkpoint.revision}"
+        name = self.checkpoint.name
+        return f"voltserve model fetch {name}{at} models/{name.rpartition('/')[2]}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        known = self.checkpoint
+        return {
+            "name": known.name,
+            "status": self.status,
+            "reason": self.reason,
+            "split": self.split,
+            "context_tokens": self.context or None,
+            "speed": self.speed.as_dict() if self.speed else None,
+            "size_gb": known.size_gb,
+            "licence": known.licence,
+            "quality": known.quality,
+            "notes": known.notes,
+            "source": known.source,
+            "command": self.command,
+        }
+
+
+@dataclass(frozen=True)
+class Advised:
+    """The advice for one kind of machine."""
+
+    preset: Preset
+    advice: tuple[Advice, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {"gpus": self.preset.description, "preset": self.preset.name, "models": [one.as_dict() for one in self.advice]}
+
+    def as_text(self) -> str:
+        """For people."""
+        lines = [
+            f"for {self.preset.description.partition(';')[0]} (preset {self.preset.name}); the best first.",
+            "Context and speed are computed, for one stream and text only; nothing was run on a V100. Sizes are as quoted.",
+        ]
+        for number, one in enumerate(self._of(SERVED), 1):
+            lines += ["", *_served(number, one)]
+        lines += self._section(REPORTED, "served; whether it fits is what others report, context and speed are unknown:")
+        lines += self._section(TOO_LARGE, "served, but too large for these cards:")
+        lines += self._section(REFUSED, "refused today:")
+        return "\n".join(lines)
+
+    def _of(self, status: str) -> list[Advice]:
+        return [one for one in self.advice if one.status == status]
+
+    def _section(self, status: str, heading: str) -> list[str]:
+        found = self._of(status)
+        lines = ["", heading] if found else []
+        for one in found:
+            lines.append(f"  {one.checkpoint.name}{_size(one.checkpoint)}: {one.reason}")
+            if one.command and status == REPORTED:
+                lines.append(f"    {one.command}")
+        return lines
+
+
+def advise(catalogue: Catalogue, preset: Preset) -> Advised:
+    """The advice for the cards of a preset."""
+    order = (SERVED, REPORTED, TOO_LARGE, REFUSED)
+    found = [_judge(catalogue, checkpoint, preset) for checkpoint in catalogue.checkpoints]
+    return Advised(preset, tuple(sorted(found, key=lambda one: order.index(one.status))))
+
+
+def preset_for(spec: str, devices: Devices | None = None) -> Preset:
+    """The preset of cards given as 2x16g-pcie, or of those found. Raises ConfigError."""
+    presets = {name: preset for name, preset in load_presets().items() if _is_plain(preset)}
+    if not spec:
+        return _found(presets, devices)
+    match = _SPEC.fullmatch(spec)
+    names = {_spec(preset.match): preset for preset in presets.values() if preset.match}
+    if match is None or spec not in names:
+        raise ConfigError(f"--gpus: {unknown_name('kind of machine', spec, names)}")
+    return names[spec]
+
+
+def _is_plain(preset: Preset) -> bool:
+    """Whether a preset is for V100s of one machine, and no variant."""
+    return preset.match is not None and preset.match.capability == V100 and preset.extends is None
+
+
+def _found(presets: Mapping[str, Preset], devices: Devices | None) -> Preset:
+    gpus = devices.gpus if devices else ()
+    usable = [preset for preset in presets.values() if preset.match and preset.match.within(gpus)]
+    if not usable:
+        known = ", ".join(_spec(preset.match) for preset in presets.values() if preset.match)
+        raise ConfigError(f"no V100 is found here; say which cards are meant: --gpus with one of {known}")
+    return max(usable, key=lambda preset: preset.match.worth if preset.match else (0, 0, False))
+
+
+def _spec(match: Match) -> str:
+    link = {None: "", True: "-sxm2", False: "-pcie"}[match.nvlink]
+    return f"{match.count}x{match.memory_gib}g{link}"
+
+
+def _judge(catalogue: Catalogue, checkpoint: Checkpoint, preset: Preset) -> Advice:
+    if refusal := catalogue.refusal(checkpoint, "volta"):
+        return Advice(checkpoint, REFUSED, refusal)
+    match = preset.match
+    assert match is not None  # noqa: S101 — preset_for chooses no other
+    if not checkpoint.shape:
+        return _by_report(checkpoint, match)
+    model = catalogue.shapes[checkpoint.shape].model()
+    device = Device("gpu", int(match.memory_gib * GIB * VISIBLE_SHARE))
+    options = compare(model, device, _run(preset))
+    fitting = [option for option in options if option.works and option.split.gpus <= match.count]
+    if not fitting:
+        return Advice(checkpoint, TOO_LARGE, _why(options, match.count))
+    best = max(fitting, key=lambda option: (option.split.tensor, -option.split.pipeline))
+    speed = speed_of(model, best.plan, match)
+    return Advice(checkpoint, SERVED, split=str(best.split), context=best.plan.length, speed=speed)
+
+
+def _why(options: Sequence[Option], count: int) -> str:
+    """Why none fits: what the widest split of these cards lacks."""
+    widest = max((one for one in options if one.split.gpus <= count), key=lambda one: one.split.tensor)
+    return widest.obstacle or widest.plan.problems[0]
+
+
+def _run(preset: Preset) -> Run:
+    """One stream with as long a context as fits, with the preset's share of a card."""
+    share = preset.flags().get("gpu-memory-utilization", 0.9)
+    return Run(
+        length=0,
+        sequences=1,
+        batched=_BATCHED,
+        utilization=float(str(share)),
+        dtype_bytes=2,
+        embedding_bytes=2,
+        cache_dtype_bytes=2,
+        form="packed",
+        block_size=GPU_BLOCK,
+    )
+
+
+def _by_report(checkpoint: Checkpoint, match: Match) -> Advice:
+    """By the cards that a checkpoint's sources name, since its shape is unknown."""
+    reported = _FITS.fullmatch(checkpoint.fits)
+    if reported is None:
+        return Advice(checkpoint, REPORTED, "nobody says on which cards it fits; `voltserve plan` it")
+    need = int(reported[1]) * int(reported[2])
+    have = match.count * match.memory_gib
+    said = f"reported to fit {reported[1]} × {reported[2]} GB"
+    return Advice(checkpoint, REPORTED if have >= need else TOO_LARGE, said)
+
+
+def _size(checkpoint: Checkpoint) -> str:
+    return f" ({checkpoint.size_gb:g} GB)" if checkpoint.size_gb else ""
+
+
+def _served(number: int, one: Advice) -> list[str]:
+    known = one.checkpoint
+    size = f"{known.size_gb:g} GB" if known.size_gb else "size unknown"
+    lines = [
+        f"{number}. {known.name}: {size}, licence {known.licence}",
+        f"   {one.split}: up to {one.context:,} tokens of context, {one.speed}",
+        f"   quality: {known.quality}" + (f"; {known.notes}" if known.notes else "") + f" (by: {known.source})",
+    ]
+    return [*lines, f"   {one.command}" if one.command else "   look its exact name up on the hub before fetching"]
