@@ -11,7 +11,7 @@ import pytest
 from quant.verify.outline import FILE_NAME as MARK
 from server.hub import outline as outlines
 from tests.fakes.hub import Fault, Hub, Repository
-from tests.quant.checkpoints import CONFIG, LINEARS, compressed_tensors_linear, safetensors_bytes, write_model
+from tests.quant.checkpoints import COMPRESSED_TENSORS, CONFIG, LINEARS, compressed_tensors_linear, safetensors_bytes, write_model
 
 from .conftest import NAME, model_on, run
 
@@ -85,6 +85,7 @@ def many_shards(number: int) -> Repository:
         files[name] = safetensors_bytes(tensors)
         weight_map |= dict.fromkeys(tensors, name)
     config = {**CONFIG, "num_hidden_layers": number, "max_position_embeddings": 4096}
+    config["quantization_config"] = COMPRESSED_TENSORS
     return Repository(
         {
             **files,
