@@ -188,8 +188,11 @@ def _read_index(directory: Path, findings: list[Finding]) -> dict[str, str] | No
 
 def _compare(weight_map: Mapping[str, str], headers: Mapping[str, Header]) -> list[Finding]:
     findings = []
+    of_shard: dict[str, set[str]] = {}
+    for name, owner in weight_map.items():
+        of_shard.setdefault(owner, set()).add(name)
     for shard, header in headers.items():
-        listed = {name for name, owner in weight_map.items() if owner == shard}
+        listed = of_shard.get(shard, set())
         if missing := sorted(listed - header.entries.keys()):
             expected = f"the {len(listed)} tensors that the index names"
             findings.append(error("index", shard, missing[0], expected, f"no {list_some(missing)}", _AGAIN))

@@ -21,7 +21,9 @@ Endpoint = Annotated[
 ]
 TokenFile = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="File with a token, for gated models. [default: HF_TOKEN or MODELSCOPE_API_TOKEN]"),
+    typer.Option(
+        metavar="FILE", help="File with a token, for gated models. [default: HF_TOKEN or MODELSCOPE_API_TOKEN]"
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 

@@ -6,15 +6,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from quant.errors import QuantError
 from server.errors import UserError
 
 if TYPE_CHECKING:
     from server.hub.outline import Outline
-
-T = TypeVar("T")
 
 MODEL_HELP = "Model directory; or hf:OWNER/NAME, modelscope:OWNER/NAME or a folder's URL, of which headers are read."
 
@@ -26,18 +24,15 @@ class Found:
     directory: Path
     outline: "Outline | None" = None
 
-    def renamed(self, value: T) -> T:
-        """A text or JSON value in which the outline's folder, soon gone, is the model's name."""
+    def text(self, text: str) -> str:
+        """A text in which the outline's folder, soon gone, is the model's name."""
         if self.outline is None:
-            return value
-        if isinstance(value, str):
-            return self._in_text(value)
-        return json.loads(self._in_text(json.dumps(value)))
+            return text
+        return text.replace(str(self.directory), str(self.outline.listing))
 
-    def _in_text(self, text: str) -> str:
-        from server.hub.outline import named
-
-        return named(text, self.outline) if self.outline else text
+    def json(self, value: dict[str, Any]) -> dict[str, Any]:
+        """The same in the texts of a JSON object."""
+        return dict(json.loads(self.text(json.dumps(value))))
 
 
 @contextmanager
@@ -59,6 +54,6 @@ def model_directory(text: str, endpoint: str = "", token_file: Path | None = Non
         try:
             yield found
         except QuantError as error:
-            raise QuantError(found.renamed(error.problem), error.remedy) from error
+            raise QuantError(found.text(error.problem), error.remedy) from error
         except UserError as error:
-            raise type(error)(found.renamed(str(error))) from error
+            raise type(error)(found.text(str(error))) from error

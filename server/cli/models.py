@@ -206,9 +206,9 @@ def verify(
         except QuantError as error:  # it is no directory
             raise ModelRefusedError(str(error)) from error
         if as_json:
-            print_json(found.renamed(report.as_dict()))
+            print_json(found.json(report.as_dict()))
         else:
-            print(found.renamed(verification_text(report)))
+            print(found.text(verification_text(report)))
     raise typer.Exit(0 if report.ok else ModelRefusedError.exit_code)
 
 
@@ -226,9 +226,9 @@ def inspect(
     with user_errors(), model_directory(model, endpoint, token_file) as found:
         summary = inspect_model(found.directory)
         if as_json:
-            print_json(found.renamed(summary.as_dict()))
+            print_json(found.json(summary.as_dict()))
         else:
-            print(found.renamed(summary_text(summary)))
+            print(found.text(summary_text(summary)))
 
 
 @app.command()

@@ -91,9 +91,9 @@ def plan(
         if against is not None:
             raise typer.Exit(_compare(planned.as_dict(), against, as_json=as_json))
         if as_json:
-            print_json(found.renamed(planned.as_dict()))
+            print_json(found.json(planned.as_dict()))
         else:
-            print(found.renamed(planned.as_text()))
+            print(found.text(planned.as_text()))
     raise typer.Exit(0 if planned.plan.fits else 2)
 
 

@@ -56,6 +56,7 @@ class Advice:
             "size_gb": known.size_gb,
             "licence": known.licence,
             "quality": known.quality,
+            "exact_name": known.exact_name,
             "notes": known.notes,
             "source": known.source,
             "command": self.command,
@@ -71,32 +72,43 @@ class Advised:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
-        return {"gpus": self.preset.description, "preset": self.preset.name, "models": [one.as_dict() for one in self.advice]}
+        return {
+            "gpus": self.preset.description,
+            "preset": self.preset.name,
+            "models": [one.as_dict() for one in self.advice],
+        }
 
     def as_text(self) -> str:
         """For people."""
         lines = [
             f"for {self.preset.description.partition(';')[0]} (preset {self.preset.name}); the best first.",
-            "Context and speed are computed, for one stream and text only; nothing was run on a V100. Sizes are as quoted.",
+            "Context and speed are computed, for one stream of text; nothing was run on a V100. Sizes are as quoted.",
         ]
         for number, one in enumerate(self._of(SERVED), 1):
             lines += ["", *_served(number, one)]
-        lines += self._section(REPORTED, "served; whether it fits is what others report, context and speed are unknown:")
-        lines += self._section(TOO_LARGE, "served, but too large for these cards:")
-        lines += self._section(REFUSED, "refused today:")
+        lines += self._reported()
+        lines += self._by_reason(TOO_LARGE, "served, but too large for these cards:")
+        lines += self._by_reason(REFUSED, "refused today:")
         return "\n".join(lines)
 
     def _of(self, status: str) -> list[Advice]:
         return [one for one in self.advice if one.status == status]
 
-    def _section(self, status: str, heading: str) -> list[str]:
-        found = self._of(status)
-        lines = ["", heading] if found else []
+    def _reported(self) -> list[str]:
+        found = self._of(REPORTED)
+        lines = ["", "served; whether it fits is what others report, context and speed are unknown:"] if found else []
         for one in found:
-            lines.append(f"  {one.checkpoint.name}{_size(one.checkpoint)}: {one.reason}")
-            if one.command and status == REPORTED:
-                lines.append(f"    {one.command}")
+            notes = f"; {one.checkpoint.notes}" if one.checkpoint.notes else ""
+            lines.append(f"  {_named(one.checkpoint)}: {one.reason}{notes}")
+            lines += [f"    {one.command}"] if one.command else []
         return lines
+
+    def _by_reason(self, status: str, heading: str) -> list[str]:
+        by_reason: dict[str, list[str]] = {}
+        for one in self._of(status):
+            by_reason.setdefault(one.reason, []).append(_named(one.checkpoint))
+        lines = ["", heading] if by_reason else []
+        return lines + [f"  {reason}: {', '.join(names)}" for reason, names in by_reason.items()]
 
 
 def advise(catalogue: Catalogue, preset: Preset) -> Advised:
@@ -158,7 +170,7 @@ def _judge(catalogue: Catalogue, checkpoint: Checkpoint, preset: Preset) -> Advi
 def _why(options: Sequence[Option], count: int) -> str:
     """Why none fits: what the widest split of these cards lacks."""
     widest = max((one for one in options if one.split.gpus <= count), key=lambda one: one.split.tensor)
-    return widest.obstacle or widest.plan.problems[0]
+    return widest.obstacle or widest.plan.problems[0].partition(":")[0]
 
 
 def _run(preset: Preset) -> Run:
@@ -181,15 +193,15 @@ def _by_report(checkpoint: Checkpoint, match: Match) -> Advice:
     """By the cards that a checkpoint's sources name, since its shape is unknown."""
     reported = _FITS.fullmatch(checkpoint.fits)
     if reported is None:
-        return Advice(checkpoint, REPORTED, "nobody says on which cards it fits; `voltserve plan` it")
+        return Advice(checkpoint, REPORTED, "no source names its cards: ask `voltserve plan`")
     need = int(reported[1]) * int(reported[2])
     have = match.count * match.memory_gib
     said = f"reported to fit {reported[1]} × {reported[2]} GB"
     return Advice(checkpoint, REPORTED if have >= need else TOO_LARGE, said)
 
 
-def _size(checkpoint: Checkpoint) -> str:
-    return f" ({checkpoint.size_gb:g} GB)" if checkpoint.size_gb else ""
+def _named(checkpoint: Checkpoint) -> str:
+    return checkpoint.name + (f" ({checkpoint.size_gb:g} GB)" if checkpoint.size_gb else "")
 
 
 def _served(number: int, one: Advice) -> list[str]:
@@ -197,7 +209,9 @@ def _served(number: int, one: Advice) -> list[str]:
     size = f"{known.size_gb:g} GB" if known.size_gb else "size unknown"
     lines = [
         f"{number}. {known.name}: {size}, licence {known.licence}",
-        f"   {one.split}: up to {one.context:,} tokens of context, {one.speed}",
-        f"   quality: {known.quality}" + (f"; {known.notes}" if known.notes else "") + f" (by: {known.source})",
+        f"   {one.split}: up to {one.context:,} tokens of context, {one.speed or 'speed unknown'}",
+        f"   quality: {known.quality}",
     ]
+    lines += [f"   note: {known.notes}"] if known.notes else []
+    lines.append(f"   source: {known.source}")
     return [*lines, f"   {one.command}" if one.command else "   look its exact name up on the hub before fetching"]

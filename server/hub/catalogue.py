@@ -36,10 +36,17 @@ class Checkpoint(_Strict):
     size_gb: float | None = None
     fits: str = UNKNOWN
     licence: str = UNKNOWN
-    quality: str
+    quality: str = UNKNOWN
     notes: str = ""
     exact_name: bool = True
     source: str = Field(min_length=1)
+
+
+class Quantization(_Strict):
+    """How weights are stored: in words, and as the quantization_config that says so."""
+
+    what: str = Field(min_length=1)
+    config: Mapping[str, Any]
 
 
 class Shape(_Strict):
@@ -76,15 +83,22 @@ class Catalogue(_Strict):
 
     schema_version: Literal[1] = Field(alias="schema")
     checkpoints: tuple[Checkpoint, ...]
-    quantizations: Mapping[str, Mapping[str, Any]]
+    quantizations: Mapping[str, Quantization]
     shapes: Mapping[str, Shape]
 
     def refusal(self, checkpoint: Checkpoint, device: Device) -> str:
         """Why it cannot be served, as far as known without its weights; "" where nothing speaks against it."""
-        needs = f"it needs vLLM {checkpoint.needs_engine} or newer" if checkpoint.needs_engine else ""
-        quantization = self.quantizations[checkpoint.quantization] if checkpoint.quantization else None
-        found = refusal_of_config(checkpoint.architecture, quantization, device)
-        return "; ".join(filter(None, (needs, checkpoint.refused, found)))
+        reasons = [
+            f"needs vLLM {checkpoint.needs_engine} or newer" if checkpoint.needs_engine else "",
+            checkpoint.refused,
+        ]
+        if checkpoint.architecture and architectures.judge([checkpoint.architecture]) is not None:
+            reasons.append(f"the engine does not know {checkpoint.architecture}")
+        if checkpoint.quantization:
+            quantization = self.quantizations[checkpoint.quantization]
+            if not _is_computed(quantization.config, device):
+                reasons.append(quantization.what)
+        return "; ".join(filter(None, reasons))
 
 
 def load_catalogue(path: Path = FILE) -> Catalogue:
@@ -101,20 +115,12 @@ def _tensors(name: str, size: tuple[int, int]) -> Iterator[tuple[str, Entry]]:
     yield f"{name}.weight_scale", Entry("F8_E4M3", (rows, columns // _GROUP), 0, rows * columns // _GROUP)
 
 
-def refusal_of_config(architecture: str, quantization: Mapping[str, Any] | None, device: Device) -> str:
-    """Why no engine here serves such a config.json, as verify would say; "" where nothing speaks against it."""
-    unknown = architectures.judge([architecture]) if architecture else None
-    if unknown is not None:
-        return f"expected {unknown.expected}, got {unknown.got}"
-    if quantization is None:
-        return ""
-    if not is_nvfp4(quantization):
-        met = meets(quantization, None)
-        if met is not None:
-            name, other = met
-            return "" if other.computed_by(device) else f"{name} ({other.what}): {other.obstacle(device)}"
+def _is_computed(quantization: Mapping[str, Any], device: Device) -> bool:
+    """Whether an engine on such a device computes with such weights, as verify judges it."""
+    if not is_nvfp4(quantization) and (met := meets(quantization, None)) is not None:
+        return bool(met[1].computed_by(device))
     try:
         read_scheme(quantization, "quantization_config")
-    except QuantError as error:
-        return error.problem
-    return ""
+    except QuantError:
+        return False
+    return True

@@ -116,6 +116,8 @@ def _already_there(source: Source, directory: Path) -> Fetched | None:
     if not same or source.revision not in (record.get("asked"), record.get("revision")):
         have = f"{record.get('source')}@{record.get('revision')}"
         raise HubError(f"{directory}: expected nothing, got {have}; name another directory for {source}")
+    with suppress(OSError):  # a kill between renaming and the end leaves it, which harms nobody
+        (directory / STATE).unlink(missing_ok=True)
     what = str(source.at(str(record.get("revision") or "")))
     return Fetched(directory, what, 0, 0, (), already_there=True)
 
@@ -131,7 +133,8 @@ def _folder_of(directory: Path) -> Iterator[Path]:
         lock = lock_folder(folder)
     except OSError as error:
         raise HubError(
-            f"{folder}: cannot be made: {error.strerror}; name a directory in a folder that this user ({os.getuid()}) may write"
+            f"{folder}: cannot be made: {error.strerror}; "
+            f"name a directory in a folder that this user ({os.getuid()}) may write"
         ) from None
     if lock is None:
         raise HubError(f"{folder} is in use: another run fetches {directory}; wait for it, or stop it first")
@@ -154,7 +157,9 @@ def _state(source: Source, folder: Path) -> State | None:
         return None
     if state.source != key_of(source) or source.revision not in (state.asked, state.revision):
         at = f"@{state.asked or state.revision}"
-        raise HubError(f"{folder} is an unfinished fetch of {state.source}{at}; finish or remove it, or name another DIR")
+        raise HubError(
+            f"{folder} is an unfinished fetch of {state.source}{at}; finish or remove it, or name another DIR"
+        )
     return state
 
 
@@ -242,7 +247,6 @@ def _transfer(transfer: Transfer, missing: list[tuple[RemoteFile, int]], state: 
 def _finish(folder: Path, directory: Path, listing: Listing, selection: Selection, digests: dict[str, str]) -> None:
     write_manifest(folder, digests)
     write_record(folder, listing, selection, digests)
-    (folder / STATE).unlink(missing_ok=True)
     folder.chmod(0o755)
     sync_tree(folder)
     try:
@@ -253,6 +257,8 @@ def _finish(folder: Path, directory: Path, listing: Listing, selection: Selectio
             "name a directory inside a mounted folder, not the mounted folder itself"
         ) from None
     sync_one(directory.parent)
+    # Last: without its state, a folder that a kill leaves unrenamed would be fetched anew.
+    (directory / STATE).unlink(missing_ok=True)
 
 
 class _Meter:

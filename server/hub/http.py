@@ -60,7 +60,9 @@ def client_of(source: Source) -> httpx.Client:
 
 
 @contextmanager
-def asked(client: httpx.Client, source: Source, url: str, headers: dict[str, str] | None = None) -> Iterator[httpx.Response]:
+def asked(
+    client: httpx.Client, source: Source, url: str, headers: dict[str, str] | None = None
+) -> Iterator[httpx.Response]:
     """One GET whose body is still to be read: status 200, 206 or 416.
 
     Raises HubError for a refusal, and PassingError for what another try may not meet.

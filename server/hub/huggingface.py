@@ -47,7 +47,9 @@ def list_files(source: Source) -> Listing:
         except httpx.TransportError as error:
             raise PassingError(f"{source.endpoint} does not answer ({type(error).__name__})") from None
         except (httpx.HTTPError, ValueError, TypeError, KeyError, AttributeError) as error:
-            raise HubError(f"{source}: expected the hub's answer, got {type(error).__name__}; check --endpoint") from None
+            raise HubError(
+                f"{source}: expected the hub's answer, got {type(error).__name__}; check --endpoint"
+            ) from None
 
     info = persistently(str(source), once)
     commit = getattr(info, "sha", None)
@@ -61,7 +63,9 @@ def _file(library: ModuleType, source: Source, commit: str, sibling: object) -> 
     name, size = getattr(sibling, "rfilename", None), getattr(sibling, "size", None)
     lfs = getattr(sibling, "lfs", None)
     if not isinstance(name, str) or not isinstance(size, int) or size < 0:
-        raise HubError(f"{source}: {str(name)[:80]!r}: expected a size in the hub's answer, got {size!r}; check --endpoint")
+        raise HubError(
+            f"{source}: {str(name)[:80]!r}: expected a size in the hub's answer, got {size!r}; check --endpoint"
+        )
     return RemoteFile(
         name=name,
         size=size,

@@ -140,7 +140,9 @@ class _Reader:
             headers = {"Range": f"bytes={start}-{start + count - 1}"}
             with asked(self.client, self.listing.source, file.url, headers) as response:
                 if response.status_code != 206 and (start or response.status_code != 200):
-                    raise HubError(f"{what}: expected a range of bytes, got status {response.status_code}; fetch it whole")
+                    raise HubError(
+                        f"{what}: expected a range of bytes, got status {response.status_code}; fetch it whole"
+                    )
                 total = response.headers.get("content-range", "").rpartition("/")[2]
                 if response.status_code == 200:
                     total = response.headers.get("content-length", "")
@@ -164,8 +166,3 @@ class _Reader:
             digests.check(file)
         except WrongBytesError as error:
             raise HubError(f"{self.listing}: {file.name}: {error}; try again, or another --endpoint") from None
-
-
-def named(text: str, made: Outline) -> str:
-    """A text about the outline's directory, as one about the model."""
-    return text.replace(str(made.directory), str(made.listing))

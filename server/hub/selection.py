@@ -72,7 +72,9 @@ def listed_shards(index: bytes, where: str) -> frozenset[str]:
     try:
         shards = frozenset(json.loads(index)["weight_map"].values())
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise HubError(f"{where}: {INDEX_NAME}: expected an object with weight_map, got {type(error).__name__}") from None
+        raise HubError(
+            f"{where}: {INDEX_NAME}: expected an object with weight_map, got {type(error).__name__}"
+        ) from None
     for name in shards:
         if not isinstance(name, str) or not name.endswith(SHARD) or _unsafe(name):
             raise HubError(f"{where}: {INDEX_NAME}: expected shards' file names, got {str(name)[:100]!r}")

@@ -57,7 +57,9 @@ def parse_source(
     environ = os.environ if environ is None else environ
     if text.startswith(("http://", "https://")):
         if endpoint:
-            raise HubError(f"--endpoint: expected none beside a URL, got {shown_url(endpoint)}; the URL names the place")
+            raise HubError(
+                f"--endpoint: expected none beside a URL, got {shown_url(endpoint)}; the URL names the place"
+            )
         return Source("url", _checked_url(text, "URL").rstrip("/") + "/", token=_token("url", token_file, environ))
     kind_text, _, rest = text.partition(":")
     kind: Kind = "modelscope" if kind_text == "modelscope" else "hf"
@@ -97,7 +99,9 @@ def _token(kind: Kind, token_file: Path | None, environ: Mapping[str, str]) -> s
         try:
             token = token_file.read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:
-            raise HubError(f"--token-file {token_file}: expected a file with a token, got {type(error).__name__}") from None
+            raise HubError(
+                f"--token-file {token_file}: expected a file with a token, got {type(error).__name__}"
+            ) from None
         return _checked_token(token, f"--token-file {token_file}")
     variable = TOKEN_VARIABLES[kind]
     if token := environ.get(variable, "").strip():

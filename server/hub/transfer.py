@@ -158,8 +158,8 @@ class Transfer:
     def _disk(self, error: OSError, file: RemoteFile) -> HubError:
         if error.errno in _FULL:
             return HubError(
-                f"{self.folder}: the disk is full, {file.name} is not whole; make room and give the same command again: "
-                "it goes on from what has arrived"
+                f"{self.folder}: the disk is full, {file.name} is not whole; "
+                "make room and give the same command again, which goes on from what has arrived"
             )
         return HubError(f"{self.folder / file.name}: cannot be written: {error.strerror or error}")
 

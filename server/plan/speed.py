@@ -69,13 +69,18 @@ class Speed:
     unknown: str = ""
 
     def __str__(self) -> str:
-        return f"unknown ({self.unknown})" if self.unknown else f"{self.low:.0f}–{self.high:.0f} tok/s"
+        return f"speed unknown ({self.unknown})" if self.unknown else f"{self.low:.0f}–{self.high:.0f} tok/s"
 
     def as_dict(self) -> dict[str, object]:
         """For JSON."""
         if self.unknown:
             return {"unknown": self.unknown}
-        return {"low_tokens_s": round(self.low, 1), "high_tokens_s": round(self.high, 1), **_PROVENANCE, "source": self.source}
+        return {
+            "low_tokens_s": round(self.low, 1),
+            "high_tokens_s": round(self.high, 1),
+            **_PROVENANCE,
+            "source": self.source,
+        }
 
     def as_text(self) -> str:
         """A line for people."""

@@ -9,10 +9,11 @@ from __future__ import annotations
 import hashlib
 import html
 import json
+import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -113,6 +114,15 @@ def _serve(hub: Hub, kind: type[_Handler]) -> ThreadingHTTPServer:
 class _Handler(BaseHTTPRequestHandler):
     hub: Hub
     protocol_version = "HTTP/1.1"
+
+    def setup(self) -> None:
+        # What is on its way is not much, so that `Hub.sent` is about what has arrived, however busy the machine is.
+        self.request.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 16)
+        super().setup()
+
+    def handle(self) -> None:
+        with suppress(ConnectionResetError):  # the client was killed
+            super().handle()
 
     def log_message(self, *_: object) -> None:
         pass
@@ -286,7 +296,7 @@ class _Front(_Handler):
 
     def _modelscope(self, path: str, query: dict[str, str]) -> None:
         name, _, what = path.partition("/repo")
-        name, _, revisions = name.partition("/revisions")
+        name = name.partition("/revisions")[0]
         repository = self.hub.find(name, query.get("Revision"))
         if repository is None or (repository.token and self.token() != repository.token):
             status = 403 if repository else 404
@@ -297,7 +307,13 @@ class _Front(_Handler):
         elif what == "/files":
             files = [
                 {
-                    **{"Name": Path(file).name, "Path": file, "Type": "blob", "Size": len(data), "Sha256": sha256(data)},
+                    **{
+                        "Name": Path(file).name,
+                        "Path": file,
+                        "Type": "blob",
+                        "Size": len(data),
+                        "Sha256": sha256(data),
+                    },
                     **{"Revision": repository.commit, "CommittedDate": 1, "IsLFS": repository.is_lfs(file)},
                 }
                 for file, data in repository.files.items()
@@ -339,4 +355,4 @@ def sha256(data: bytes) -> str:
 
 
 def git_id(data: bytes) -> str:
-    return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
+    return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()

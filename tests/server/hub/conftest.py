@@ -39,9 +39,7 @@ def run(*arguments: object) -> tuple[int, str]:
 
 def contents(directory: Path) -> dict[str, bytes]:
     """The visible files of a directory."""
-    return {
-        path.name: path.read_bytes() for path in sorted(directory.iterdir()) if not path.name.startswith(".")
-    }
+    return {path.name: path.read_bytes() for path in sorted(directory.iterdir()) if not path.name.startswith(".")}
 
 
 def model_on(hub: Hub) -> dict[str, bytes]:

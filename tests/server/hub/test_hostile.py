@@ -1,4 +1,4 @@
-"""Repositories that mean harm: nothing is written outside the directory, nothing is run, nothing grows without bound."""
+"""Repositories that mean harm: nothing is written outside the directory, nothing is run, nothing has no bound."""
 
 from __future__ import annotations
 
@@ -16,7 +16,14 @@ from .conftest import NAME, contents, model_on, run, without_manifest
 
 NAMES = (
     *("../escape.json", "../../escape.json", "/etc/escape.json", "a/../../escape.json", "..", ".", ""),
-    *("a\\..\\escape.json", "line\nbreak.json", "nul\0.json", "\x1b[31mred.json", "x" * 300 + ".json", "‮gpj.json"),
+    *(
+        "a\\..\\escape.json",
+        "line\nbreak.json",
+        "nul\0.json",
+        "\x1b[31mred.json",
+        "x" * 300 + ".json",
+        "\u202egpj.json",
+    ),
     *(".voltserve-fetch.json", ".voltserve-source.json", "SHA256SUMS", ".ssh/config.json", "~/escape.json"),
 )
 
@@ -24,7 +31,7 @@ NAMES = (
 @pytest.mark.parametrize("kind", ["hf", "modelscope"])
 def test_no_name_leads_out_of_the_directory(hub: Hub, tmp_path: Path, kind: str) -> None:
     good = dict(model_on(hub))
-    hub.repositories[NAME].files.update({name: b'{"hostile": true}' for name in NAMES})
+    hub.repositories[NAME].files.update(dict.fromkeys(NAMES, b'{"hostile": true}'))
     room = tmp_path / "room" / "models"
     room.mkdir(parents=True)
     code, out = run("model", "fetch", f"{kind}:{NAME}", room / "model")
@@ -36,7 +43,9 @@ def test_no_name_leads_out_of_the_directory(hub: Hub, tmp_path: Path, kind: str)
     assert "hostile" not in (room / "model/.voltserve-source.json").read_text().partition('"left_out"')[0]
 
 
-@pytest.mark.parametrize("shard", ["../escape.safetensors", "/tmp/escape.safetensors", 7, "model.bin", "a/b.safetensors"])  # noqa: S108
+@pytest.mark.parametrize(
+    "shard", ["../escape.safetensors", "/etc/escape.safetensors", 7, "model.bin", "a/b.safetensors"]
+)
 def test_an_index_that_leads_elsewhere_is_refused(hub: Hub, tmp_path: Path, shard: Any) -> None:
     index = {"weight_map": {"a": shard}}
     hub.repositories[NAME].files["model.safetensors.index.json"] = json.dumps(index).encode()

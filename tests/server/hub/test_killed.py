@@ -13,10 +13,13 @@ from pathlib import Path
 import pytest
 
 from quant.verify import verify
+from server.hub import fetch as fetching
+from server.hub.record import STATE
+from server.hub.source import parse_source
 from tests.fakes.hub import Fault, Hub
 from tests.server.conftest import ROOT, wait_for
 
-from .conftest import NAME, contents, model_on, without_manifest
+from .conftest import NAME, contents, model_on, run, without_manifest
 
 SHARD_BYTES = 1 << 20
 COMMAND = [sys.executable, "-c", "from server.cli import main; main()", "model", "fetch"]
@@ -30,7 +33,7 @@ def start(hub: Hub, directory: Path, *more: str) -> subprocess.Popen[bytes]:
 
 def large(hub: Hub) -> int:
     """Makes the model larger, and the hub slower. Returns the bytes of the whole."""
-    chance = random.Random(0)
+    chance = random.Random(0)  # noqa: S311
     files = model_on(hub)
     files |= {f"part{number}.model": chance.randbytes(SHARD_BYTES) for number in range(4)}
     for name in files:
@@ -40,7 +43,7 @@ def large(hub: Hub) -> int:
 
 def killed_and_again(hub: Hub, folder: Path, times: int) -> None:
     total = large(hub)
-    chance = random.Random(times)
+    chance = random.Random(times)  # noqa: S311
     kills = 0
     for number in range(times):
         directory = folder / f"model{number}"
@@ -50,7 +53,7 @@ def killed_and_again(hub: Hub, folder: Path, times: int) -> None:
         if number % 4 == 3:
             after, then = total, chance.uniform(0, 0.2)
         process = start(hub, directory)
-        wait_for(lambda: hub.sent >= after or process.poll() is not None, "bytes")
+        wait_for(lambda after=after, process=process: hub.sent >= after or process.poll() is not None, "bytes")
         time.sleep(then)
         process.send_signal(signal.SIGKILL)
         process.communicate()
@@ -68,7 +71,7 @@ def killed_and_again(hub: Hub, folder: Path, times: int) -> None:
 
 
 def test_killed_at_random_moments_it_ends_complete_and_equal(hub: Hub, tmp_path: Path) -> None:
-    killed_and_again(hub, tmp_path, 8)
+    killed_and_again(hub, tmp_path, 4)
 
 
 @pytest.mark.long
@@ -79,7 +82,7 @@ def test_killed_a_hundred_times_it_ends_complete_and_equal(hub: Hub, tmp_path: P
 def test_one_fetch_killed_again_and_again_still_gets_to_its_end(hub: Hub, tmp_path: Path) -> None:
     total = large(hub)
     directory = tmp_path / "model"
-    for _ in range(5):
+    for _ in range(3):
         before = hub.sent
         process = start(hub, directory)
         wait_for(lambda before=before: hub.sent >= before + total / 8, "bytes")
@@ -101,3 +104,21 @@ def test_ctrl_c_says_that_the_same_command_goes_on(hub: Hub, tmp_path: Path) -> 
     assert process.returncode == 130
     assert f"what is done is kept in {tmp_path / 'model.incomplete'}; run the same command again" in said
     assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("moment", ["before the folder is renamed", "after it"])
+def test_killed_at_the_very_end_nothing_is_fetched_again(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    def die(*_: object) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(fetching, "sync_tree" if moment.startswith("before") else "sync_one", die)
+        with pytest.raises(MemoryError):
+            fetching.fetch(parse_source(f"hf:{NAME}"), tmp_path / "model")
+    hub.requests.clear()
+    assert run("model", "fetch", f"hf:{NAME}", tmp_path / "model")[0] == 0
+    assert [line for line in hub.requests if "/resolve/" in line and "index" not in line] == []
+    assert without_manifest(contents(tmp_path / "model")) == model_on(hub)
+    assert not (tmp_path / "model" / STATE).exists()

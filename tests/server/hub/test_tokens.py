@@ -12,7 +12,7 @@ from tests.fakes.hub import Fault, Hub, Repository
 
 from .conftest import NAME, model_on, run
 
-TOKEN = "hf_aVerySecretToken123"  # noqa: S105
+TOKEN = "hf_aVerySecretToken123"
 
 
 @pytest.fixture
