@@ -7,17 +7,17 @@ from typing import Any
 
 from server.config.devices import V100, Devices
 from server.config.presets import Match, Preset, load_presets
-from server.errors import ConfigError, unknown_name
+from server.errors import ConfigError
 from server.hub.catalogue import UNKNOWN, Catalogue, Checkpoint
 from server.plan import speed_of
 from server.plan.cache import GPU_BLOCK
 from server.plan.compare import Option, compare
 from server.plan.memory import Device, Run
+from server.plan.model import Model
 from server.plan.settings import VISIBLE_SHARE
 from server.plan.speed import Speed
 from server.units import GIB
 
-_SPEC = re.compile(r"([1-9][0-9]?)x([1-9][0-9]{0,2})g(-pcie|-sxm2)?")
 _FITS = re.compile(r"([1-9])x([1-9][0-9]?)")
 _BATCHED = 2048  # tokens of a step, vLLM's default for such cards
 SERVED, REPORTED, TOO_LARGE, REFUSED = "served", "reported", "too large", "refused"
@@ -114,7 +114,8 @@ class Advised:
 def advise(catalogue: Catalogue, preset: Preset) -> Advised:
     """The advice for the cards of a preset."""
     order = (SERVED, REPORTED, TOO_LARGE, REFUSED)
-    found = [_judge(catalogue, checkpoint, preset) for checkpoint in catalogue.checkpoints]
+    fits = {name: _fit(shape.model(), preset) for name, shape in catalogue.shapes.items()}
+    found = [_judge(catalogue, checkpoint, preset, fits) for checkpoint in catalogue.checkpoints]
     return Advised(preset, tuple(sorted(found, key=lambda one: order.index(one.status))))
 
 
@@ -123,10 +124,9 @@ def preset_for(spec: str, devices: Devices | None = None) -> Preset:
     presets = {name: preset for name, preset in load_presets().items() if _is_plain(preset)}
     if not spec:
         return _found(presets, devices)
-    match = _SPEC.fullmatch(spec)
     names = {_spec(preset.match): preset for preset in presets.values() if preset.match}
-    if match is None or spec not in names:
-        raise ConfigError(f"--gpus: {unknown_name('kind of machine', spec, names)}")
+    if spec not in names:
+        raise ConfigError(f"--gpus: expected one of {', '.join(names)}, got {spec!r}")
     return names[spec]
 
 
@@ -149,22 +149,42 @@ def _spec(match: Match) -> str:
     return f"{match.count}x{match.memory_gib}g{link}"
 
 
-def _judge(catalogue: Catalogue, checkpoint: Checkpoint, preset: Preset) -> Advice:
+@dataclass(frozen=True)
+class _Fit:
+    """How a shape fits some cards: the best split with its context and speed, or why none."""
+
+    split: str = ""
+    context: int = 0
+    speed: Speed | None = None
+    reason: str = ""
+
+
+def _judge(catalogue: Catalogue, checkpoint: Checkpoint, preset: Preset, fits: Mapping[str, _Fit]) -> Advice:
     if refusal := catalogue.refusal(checkpoint, "volta"):
         return Advice(checkpoint, REFUSED, refusal)
-    match = preset.match
-    assert match is not None  # noqa: S101 — preset_for chooses no other
     if not checkpoint.shape:
-        return _by_report(checkpoint, match)
-    model = catalogue.shapes[checkpoint.shape].model()
+        return _by_report(checkpoint, _match(preset))
+    fit = fits[checkpoint.shape]
+    status = TOO_LARGE if fit.reason else SERVED
+    return Advice(checkpoint, status, fit.reason, fit.split, fit.context, fit.speed)
+
+
+def _fit(model: Model, preset: Preset) -> _Fit:
+    match = _match(preset)
     device = Device("gpu", int(match.memory_gib * GIB * VISIBLE_SHARE))
     options = compare(model, device, _run(preset))
     fitting = [option for option in options if option.works and option.split.gpus <= match.count]
     if not fitting:
-        return Advice(checkpoint, TOO_LARGE, _why(options, match.count))
+        return _Fit(reason=_why(options, match.count))
     best = max(fitting, key=lambda option: (option.split.tensor, -option.split.pipeline))
-    speed = speed_of(model, best.plan, match)
-    return Advice(checkpoint, SERVED, split=str(best.split), context=best.plan.length, speed=speed)
+    return _Fit(str(best.split), best.plan.length, speed_of(model, best.plan, match))
+
+
+def _match(preset: Preset) -> Match:
+    """The cards of a preset; preset_for chooses none without."""
+    if preset.match is None:
+        raise ConfigError(f"preset {preset.name}: expected one for GPUs")
+    return preset.match
 
 
 def _why(options: Sequence[Option], count: int) -> str:

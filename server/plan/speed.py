@@ -87,8 +87,8 @@ class Speed:
         if self.unknown:
             return f"speed: not computed: {self.unknown}"
         return (
-            f"speed: {self} at one stream, computed and never run on a V100 (from {self.source}); "
-            "low: eager on an old host, high: CUDA graphs"
+            f"speed: {self} at one stream and a short context, computed and never run on a V100 (from {self.source}); "
+            "high: CUDA graphs, low: eager on an old host, or a peer's slowest claim"
         )
 
 
@@ -110,8 +110,8 @@ def estimate(model: Model, split: Split, link: Link) -> Speed:
     parts = table.pcie if link == "pcie" else table.sxm2
     layers = len(model.kinds) / table.layers
     milliseconds = (
-        parts["products"] * _linear_bytes(model, split) / table.linear_bytes
-        + parts["lm_head"] * _head_bytes(model, split) / table.head_bytes
+        parts["products"] * linear_bytes(model, split) / table.linear_bytes
+        + parts["lm_head"] * head_bytes(model, split) / table.head_bytes
         + layers * sum(parts.get(part, 0.0) for part in _PER_LAYER)
         + parts["host"]
     )
@@ -136,7 +136,8 @@ def _not_computed(model: Model, split: Split) -> str:
     return ""
 
 
-def _linear_bytes(model: Model, split: Split) -> int:
+def linear_bytes(model: Model, split: Split) -> int:
+    """Bytes of 4-bit weights that one card reads in a step."""
     total = 0
     for linear in model.linears:
         rows, columns = sharded(linear.name, linear.rows, linear.columns, model, split.tensor)
@@ -144,6 +145,7 @@ def _linear_bytes(model: Model, split: Split) -> int:
     return total
 
 
-def _head_bytes(model: Model, split: Split) -> int:
+def head_bytes(model: Model, split: Split) -> int:
+    """Bytes of the head that one card reads in a step."""
     padded = -(-model.vocabulary // VOCABULARY_PADDING) * VOCABULARY_PADDING
     return 2 * padded * model.hidden // split.tensor
