@@ -31,7 +31,7 @@ def test_every_variable_of_the_compose_file_is_explained_with_its_default() -> N
 
 def test_every_other_variable_reaches_the_server_or_the_engine() -> None:
     ours = {variable_name(name) for name in all_flags()}
-    for name in ENV_EXAMPLE.keys() - INTERPOLATED.keys() - {"COMPOSE_PROFILES", "HF_ENDPOINT"}:  # the latter is read by `fetch`
+    for name in ENV_EXAMPLE.keys() - INTERPOLATED.keys() - {"COMPOSE_PROFILES", "HF_ENDPOINT"}:
         assert name in ours or is_inherited(name), name
 
 
@@ -62,7 +62,7 @@ def test_fetching_has_the_rules_of_serving_and_a_folder_to_write() -> None:
         assert fetch[rule] == serve[rule], rule
     assert "user" not in fetch  # the image's, as for serving
     assert "ports" not in fetch
-    assert fetch["volumes"] == ["${MODELS_DIR:-./models}:/models"]
+    assert fetch["volumes"] == ["${MODELS_DIR:-./models}:/models", "cache:/var/cache/voltserve"]
     assert fetch["profiles"] == ["fetch"]  # `up` starts it in no case
     assert fetch["image"].partition("_")[2] == serve["image"].partition("_")[2]
 

@@ -52,17 +52,16 @@ def killed_and_again(hub: Hub, folder: Path, times: int) -> None:
         after, then = chance.uniform(0, total), 0.0
         if number % 4 == 3:
             after, then = total, chance.uniform(0, 0.2)
-        process = start(hub, directory)
-        wait_for(lambda after=after, process=process: hub.sent >= after or process.poll() is not None, "bytes")
-        time.sleep(then)
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
+        with start(hub, directory) as process:
+            wait_for(lambda after=after, process=process: hub.sent >= after or process.poll() is not None, "bytes")
+            time.sleep(then)
+            process.send_signal(signal.SIGKILL)
         kills += process.returncode == -signal.SIGKILL
         assert directory.exists() != directory.with_name(f"{directory.name}.incomplete").exists()
         already, hub.sent = hub.sent, 0
-        process = start(hub, directory)
-        assert process.wait(60) == 0, process.stderr.read()
-        process.communicate()
+        with start(hub, directory) as process:
+            said = process.communicate(timeout=120)[1].decode()
+        assert process.returncode == 0, said
         assert without_manifest(contents(directory)) == model_on(hub)
         assert verify(directory).hashed == len(model_on(hub))
         # Nothing that was written is fetched again: what the sockets held at the kill is, and the lists are.
@@ -75,6 +74,7 @@ def test_killed_at_random_moments_it_ends_complete_and_equal(hub: Hub, tmp_path:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(3600)
 def test_killed_a_hundred_times_it_ends_complete_and_equal(hub: Hub, tmp_path: Path) -> None:
     killed_and_again(hub, tmp_path, 100)
 
@@ -84,23 +84,22 @@ def test_one_fetch_killed_again_and_again_still_gets_to_its_end(hub: Hub, tmp_pa
     directory = tmp_path / "model"
     for _ in range(3):
         before = hub.sent
-        process = start(hub, directory)
-        wait_for(lambda before=before: hub.sent >= before + total / 8, "bytes")
-        process.kill()
-        process.communicate()
+        with start(hub, directory) as process:
+            wait_for(lambda before=before: hub.sent >= before + total / 8, "bytes")
+            process.kill()
         assert not directory.exists()
-    process = start(hub, directory)
-    process.communicate(timeout=60)
+    with start(hub, directory) as process:
+        process.communicate(timeout=60)
     assert process.returncode == 0
     assert without_manifest(contents(directory)) == model_on(hub)
 
 
 def test_ctrl_c_says_that_the_same_command_goes_on(hub: Hub, tmp_path: Path) -> None:
     large(hub)
-    process = start(hub, tmp_path / "model")
-    wait_for(lambda: hub.sent > SHARD_BYTES, "bytes")
-    process.send_signal(signal.SIGINT)
-    said = process.communicate(timeout=60)[1].decode()
+    with start(hub, tmp_path / "model") as process:
+        wait_for(lambda: hub.sent > SHARD_BYTES, "bytes")
+        process.send_signal(signal.SIGINT)
+        said = process.communicate(timeout=60)[1].decode()
     assert process.returncode == 130
     assert f"what is done is kept in {tmp_path / 'model.incomplete'}; run the same command again" in said
     assert "Traceback" not in said
