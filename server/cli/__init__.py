@@ -13,7 +13,7 @@ from server.cli import bench, cluster, evaluation, keys, models, monitor, servin
 SECTIONS = {
     "Serving": ("serve", "explain", "plan", "doctor", "monitor", "keys"),
     "Several machines": ("deploy", "cluster"),
-    "Models": ("model", "quantize", "convert", "verify", "inspect"),
+    "Models": ("advise", "model", "quantize", "convert", "verify", "inspect"),
     "Measuring": ("smoke", "eval", "bench", "sweep"),
     "About": ("version",),
 }

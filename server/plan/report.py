@@ -58,7 +58,14 @@ def as_dict(
     }
 
 
-def as_text(model: Model, plan: Plan, options: Sequence[Option], decision: Decision | None, nodes: Nodes | None) -> str:
+def as_text(
+    model: Model,
+    plan: Plan,
+    options: Sequence[Option],
+    decision: Decision | None,
+    nodes: Nodes | None,
+    speed: str = "",
+) -> str:
     """The same for people."""
     run, cache = plan.run, plan.cache
     place = "GPU" if plan.device.kind == "gpu" else "this machine"
@@ -87,6 +94,7 @@ def as_text(model: Model, plan: Plan, options: Sequence[Option], decision: Decis
         machines, network = nodes.as_rows()
         lines += ["machines, one a pipeline stage:", *_table(machines)]
         lines += [f"over the network, {nodes.token_bytes:,} B a token ({nodes.formula}):", *_table(network)]
+    lines += [speed] if speed else []
     lines += [f"note: {note}" for note in notes(model)]
     lines += [f"does not fit: {problem}" for problem in plan.problems] or ["fits."]
     return "\n".join(lines)
