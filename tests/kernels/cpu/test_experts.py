@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine.layers.moe import pack_experts
-from engine.layers.moe_slots import align_in_torch
+from engine.layers.moe_slots import align
 
 from .test_nvfp4_linear import OPS, matrix, worst_error
 
@@ -46,7 +46,7 @@ def test_each_slot_goes_through_its_expert(
     matrices, weights = operands(rows, groups * group_size, experts, group_size)
     x = torch.randn(tokens, groups * group_size, generator=random)
     ids = torch.rand(tokens, experts, generator=random).argsort(1)[:, :top_k]
-    y = OPS.nvfp4_moe_linear(x, *weights, *align_in_torch(ids, experts, block), top_k)
+    y = OPS.nvfp4_moe_linear(x, *weights, *align(ids, experts, block), top_k)
     assert y.shape == (tokens * top_k, rows)
     for slot, expert in enumerate(ids.flatten().tolist()):
         assert worst_error(y[slot : slot + 1], x[slot // top_k, None], matrices[expert]) < 1e-6
@@ -58,7 +58,7 @@ def test_16_bit_activations_are_summed_in_float32(dtype: torch.dtype) -> None:
     x = torch.randn(4, 64, generator=torch.Generator().manual_seed(0)).to(dtype)
     ids = torch.tensor([[0], [2], [1], [2]])
     factors = torch.full((3, 24), 1e-3)
-    y = OPS.nvfp4_moe_linear(x, packed, scales, factors, group_size, *align_in_torch(ids, 3, 8), 1)
+    y = OPS.nvfp4_moe_linear(x, packed, scales, factors, group_size, *align(ids, 3, 8), 1)
     assert y.dtype == dtype
     for token, expert in enumerate(ids.flatten().tolist()):
         w = (
@@ -93,7 +93,7 @@ def test_16_bit_activations_are_summed_in_float32(dtype: torch.dtype) -> None:
 )
 def test_a_bad_argument_is_named(argument: str, value: object, message: str) -> None:
     _, (packed, scales, row_factor, group_size) = operands(24, 32, 3)
-    slots, experts, padded_slots = align_in_torch(torch.tensor([[0], [2]]), 3, 8)
+    slots, experts, padded_slots = align(torch.tensor([[0], [2]]), 3, 8)
     arguments = {
         "x": torch.ones(2, 32),
         "packed": packed,
@@ -112,5 +112,5 @@ def test_a_bad_argument_is_named(argument: str, value: object, message: str) -> 
 
 def test_tracing_knows_shapes_and_dtypes() -> None:
     _, weights = operands(24, 32, 3)
-    arguments = (torch.ones(2, 32), *weights, *align_in_torch(torch.tensor([[0, 1], [2, 0]]), 3, 8), 2)
+    arguments = (torch.ones(2, 32), *weights, *align(torch.tensor([[0, 1], [2, 0]]), 3, 8), 2)
     torch.library.opcheck(OPS.nvfp4_moe_linear, arguments, test_utils="test_faketensor")
