@@ -145,7 +145,6 @@ def check_ops(checker: Checker) -> None:
             checker.expect("op", f"rotary_embedding {name} halves={halves} key={with_key}: other bits", same)
     x, weight, cos_sin = checker.numbers(8, 512), checker.numbers(512), checker.table(64)
     positions = torch.arange(8, device="cuda")
-    narrow = positions.int()
     calls: dict[str, Callable[[], Any]] = {
         "x: expected Half": lambda: ops.rms_norm_to(x, x.float(), weight, EPS),
         "y: expected contiguous Half": lambda: ops.rms_norm_to(x[:4], x, weight, EPS),

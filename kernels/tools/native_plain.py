@@ -6,41 +6,25 @@ import ctypes
 from pathlib import Path
 from typing import Any
 
+from kernels.tools.c_structs import filled
 from kernels.tools.native import LIBRARY, load
-
-
-class _PlainNormArgs(ctypes.Structure):
-    _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("x", "weight", "residual", "y")),
-        ("eps", ctypes.c_float),
-        *((name, ctypes.c_int64) for name in ("rows", "x_token", "x_head")),
-        *((name, ctypes.c_int) for name in ("heads", "width")),
-    ]
-
-
-class _PlainRotaryArgs(ctypes.Structure):
-    _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("positions", "cos_sin", "x")),
-        *((name, ctypes.c_int64) for name in ("tokens", "x_token", "x_head")),
-        *((name, ctypes.c_int) for name in ("heads", "rotated")),
-        ("halves", ctypes.c_bool),
-    ]
 
 
 class PlainLibrary:
     """The launchers, on torch tensors of the current device and its current stream."""
 
     def __init__(self, path: Path = LIBRARY) -> None:
-        self._c = load(path, {"voltserve_plain_structs": (_PlainNormArgs, _PlainRotaryArgs)})
+        self._c = load(path)
 
     def norm(self, x: Any, residual: Any, weight: Any, eps: float, y: Any) -> None:
         """y = norm(x) weight. x [T, heads, D] with any strides of tokens and heads; y, and residual or None, dense."""
         tokens, heads, width = x.shape
-        args = _PlainNormArgs(
-            x=x.data_ptr(),
-            weight=weight.data_ptr(),
-            residual=None if residual is None else residual.data_ptr(),
-            y=y.data_ptr(),
+        args = filled(
+            "PlainNormArgs",
+            x=x,
+            weight=weight,
+            residual=residual,
+            y=y,
             eps=eps,
             rows=tokens * heads,
             x_token=x.stride(0),
@@ -52,10 +36,11 @@ class PlainLibrary:
 
     def rotate(self, positions: Any, x: Any, cos_sin: Any, *, halves: bool) -> None:
         """Rotates x [T, heads, D] in place by cos_sin [any, rotated] at positions int64 [T]."""
-        args = _PlainRotaryArgs(
-            positions=positions.data_ptr(),
-            cos_sin=cos_sin.data_ptr(),
-            x=x.data_ptr(),
+        args = filled(
+            "PlainRotaryArgs",
+            positions=positions,
+            cos_sin=cos_sin,
+            x=x,
             tokens=x.shape[0],
             x_token=x.stride(0),
             x_head=x.stride(1),

@@ -160,7 +160,7 @@ class _Fit:
 
 
 def _judge(catalogue: Catalogue, checkpoint: Checkpoint, preset: Preset, fits: Mapping[str, _Fit]) -> Advice:
-    if refusal := catalogue.refusal(checkpoint, "volta"):
+    if refusal := catalogue.refusal(checkpoint):
         return Advice(checkpoint, REFUSED, refusal)
     if not checkpoint.shape:
         return _by_report(checkpoint, _match(preset))
@@ -200,6 +200,7 @@ def _run(preset: Preset) -> Run:
         length=0,
         sequences=1,
         batched=_BATCHED,
+        in_flight=2 * _BATCHED,  # vLLM schedules a step while another computes
         utilization=float(str(share)),
         dtype_bytes=2,
         embedding_bytes=2,

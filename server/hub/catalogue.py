@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from quant import architectures
 from quant.errors import QuantError
 from quant.formats.detect import is_nvfp4, read_scheme
-from quant.formats.others import Device, meets
+from quant.formats.others import meets
 from quant.safetensors_header import Entry
 from server.config.typed_yaml import read_yaml
 from server.plan.model import Model, describe
@@ -31,7 +31,6 @@ class Checkpoint(_Strict):
     architecture: str = ""
     quantization: str = ""
     refused: str = ""
-    needs_engine: str = ""
     shape: str = ""
     size_gb: float | None = None
     fits: str = UNKNOWN
@@ -86,17 +85,14 @@ class Catalogue(_Strict):
     quantizations: Mapping[str, Quantization]
     shapes: Mapping[str, Shape]
 
-    def refusal(self, checkpoint: Checkpoint, device: Device) -> str:
+    def refusal(self, checkpoint: Checkpoint) -> str:
         """Why it cannot be served, as far as known without its weights; "" where nothing speaks against it."""
-        reasons = [
-            f"needs vLLM {checkpoint.needs_engine} or newer" if checkpoint.needs_engine else "",
-            checkpoint.refused,
-        ]
+        reasons = [checkpoint.refused]
         if checkpoint.architecture and architectures.judge([checkpoint.architecture]) is not None:
             reasons.append(f"the engine does not know {checkpoint.architecture}")
         if checkpoint.quantization:
             quantization = self.quantizations[checkpoint.quantization]
-            if not _is_computed(quantization.config, device):
+            if not _is_computed(quantization.config):
                 reasons.append(quantization.what)
         return "; ".join(filter(None, reasons))
 
@@ -115,10 +111,10 @@ def _tensors(name: str, size: tuple[int, int]) -> Iterator[tuple[str, Entry]]:
     yield f"{name}.weight_scale", Entry("F8_E4M3", (rows, columns // _GROUP), 0, rows * columns // _GROUP)
 
 
-def _is_computed(quantization: Mapping[str, Any], device: Device) -> bool:
-    """Whether an engine on such a device computes with such weights, as verify judges it."""
-    if not is_nvfp4(quantization) and (met := meets(quantization, None)) is not None:
-        return bool(met[1].computed_by(device))
+def _is_computed(quantization: Mapping[str, Any]) -> bool:
+    """Whether the engine computes with such weights, as verify judges it."""
+    if not is_nvfp4(quantization) and meets(quantization, None) is not None:
+        return False
     try:
         read_scheme(quantization, "quantization_config")
     except QuantError:

@@ -150,10 +150,16 @@ class _Handler(BaseHTTPRequestHandler):
         bearer = self.headers.get("Authorization", "").removeprefix("Bearer ")
         return bearer or self.headers.get("Cookie", "").removeprefix("m_session_id=")
 
-    def plain(self, status: int, body: bytes = b"", kind: str = "application/json", **headers: str) -> None:
+    def plain(
+        self,
+        status: int,
+        body: bytes = b"",
+        kind: str = "application/json",
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
         self.send_response(status)
-        for name, value in {"Content-Type": kind, "Content-Length": str(len(body)), **headers}.items():
-            self.send_header(name.replace("_", "-"), value)
+        for name, value in {"Content-Type": kind, "Content-Length": str(len(body)), **(headers or {})}.items():
+            self.send_header(name, value)
         self.end_headers()
         if not self.head:
             self.wfile.write(body)
@@ -167,7 +173,7 @@ class _Handler(BaseHTTPRequestHandler):
         """A file's bytes, whole or a range, with the fault that waits for it."""
         fault = self.hub.fault_of(name)
         if fault.status:
-            self.plain(fault.status, b"{}", **fault.headers)
+            self.plain(fault.status, b"{}", headers=fault.headers)
             return
         if fault.page:
             self.plain(200, b"<html>Please log in</html>", "text/html")
@@ -184,7 +190,7 @@ class _Handler(BaseHTTPRequestHandler):
             start, end = int(first), min(int(last) + 1 if last else end, end)
             status = 206
             if start >= len(data):
-                self.plain(416, **{"Content-Range": f"bytes */{len(data)}"})
+                self.plain(416, headers={"Content-Range": f"bytes */{len(data)}"})
                 return
         self.send_response(status)
         self.send_header("Content-Type", "application/octet-stream")
@@ -233,7 +239,7 @@ class _Front(_Handler):
             self.plain(404)
 
     def _missing(self, code: str, status: int = 404) -> None:
-        self.plain(status, b'{"error": "no"}', **{"X-Error-Code": code, "X-Error-Message": "Not found"})
+        self.plain(status, b'{"error": "no"}', headers={"X-Error-Code": code, "X-Error-Message": "Not found"})
 
     def _found(self, name: str, revision: str | None) -> Repository | None:
         """The repository, or None once the refusal is answered, as the hub does."""
@@ -251,7 +257,7 @@ class _Front(_Handler):
     def _info(self, name: str, revision: str | None, *, blobs: bool) -> None:
         fault = self.hub.fault_of("list")
         if fault.status:
-            self.plain(fault.status, b"{}", **fault.headers)
+            self.plain(fault.status, b"{}", headers=fault.headers)
             return
         repository = self._found(name, revision)
         if repository is None:
@@ -289,9 +295,12 @@ class _Front(_Handler):
             302,
             b"Found",
             "text/plain",
-            Location=f"{self.hub.cdn}/{digest}?X-Amz-Signature=secret-signature",
-            **commit,
-            **{"X-Linked-Size": str(len(data)), "X-Linked-Etag": f'"{digest}"'},
+            {
+                "Location": f"{self.hub.cdn}/{digest}?X-Amz-Signature=secret-signature",
+                "X-Linked-Size": str(len(data)),
+                "X-Linked-Etag": f'"{digest}"',
+                **commit,
+            },
         )
 
     def _modelscope(self, path: str, query: dict[str, str]) -> None:

@@ -135,9 +135,10 @@ class Machine:
             write_model(Path(arguments[3]))
             return 0, ""
         if command in PARSED_ONLY or "--as" in arguments:
-            group = typer.main.get_command(app)
+            group = typer.main.get_group(app)
             with group.make_context("voltserve", list(arguments), resilient_parsing=False) as context:
                 name, found, rest = group.resolve_command(context, [*context.protected_args, *context.args])
+                assert found is not None
                 found.make_context(name, rest)
             if command == "quantize" and "--dry-run" not in arguments:
                 write_model(Path(arguments[2]))

@@ -13,7 +13,7 @@ from kernels.tools.native import LIBRARY
 from kernels.tools.native_plain import PlainLibrary
 
 
-def test_the_library_s_structs_are_those_of_the_tools(build: Path) -> None:
+def test_the_library_takes_the_structs_of_the_tools(build: Path) -> None:
     PlainLibrary(build / LIBRARY.name)
 
 

@@ -25,6 +25,9 @@ class Scripted:
         self.log: list[str] = []
         self._listeners: list[Callable[[Status], None]] = []
 
+    def current(self) -> Status:
+        return self.status
+
     def subscribe(self, listener: Callable[[Status], None]) -> None:
         self._listeners.append(listener)
 
@@ -83,7 +86,7 @@ class Swapping(InProcess):
             limit = upstream.config.queue_size
             demand = Demand(upstream.name, script, upstream.admission, own, limit, lambda why: None)
             self.demands[upstream.name] = demand
-            upstreams.append(replace(upstream, status=lambda script=script: script.status, demand=demand))
+            upstreams.append(replace(upstream, status=script.current, demand=demand))
         self.swap = Swap(list(self.demands.values()))
         self.serve(config_of(*flags), upstreams)
 

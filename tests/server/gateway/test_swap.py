@@ -5,6 +5,7 @@ import itertools
 import json
 import random
 import time
+from typing import Any
 
 import httpx
 import pytest
@@ -327,7 +328,7 @@ async def test_the_end_refuses_who_waits_and_starts_nothing() -> None:
     assert here["b"].log == []
 
 
-async def lines(here: Swapping, **body: object) -> tuple[int, list[str]]:
+async def lines(here: Swapping, **body: Any) -> tuple[int, list[str]]:
     answer = await here.ask(stream=True, **body)
     return answer.status_code, [line for line in answer.text.split("\n\n") if line]
 

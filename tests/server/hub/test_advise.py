@@ -84,7 +84,6 @@ def test_what_is_refused_says_why_and_offers_no_command() -> None:
     refused = {one.checkpoint.name: one for one in on("2x16g-pcie").advice if one.status == REFUSED}
     assert "MIXED_PRECISION" in refused["hf:nvidia/Qwen3.6-35B-A3B-NVFP4"].reason
     assert refused["hf:openai/gpt-oss-20b"].reason == "MXFP4"
-    assert "needs vLLM 0.27.1" in refused["hf:nvidia/Nemotron-3.5-Lightning-30B-A3B"].reason
     text = on("2x16g-pcie").as_text()
     assert "model fetch hf:nvidia/Qwen3.6-35B" not in text
     assert text.index("1. hf:QUASAR") < text.index("2. hf:nvidia/Qwen3-32B") < text.index("refused today:")

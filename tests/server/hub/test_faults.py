@@ -6,6 +6,7 @@ import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
@@ -124,7 +125,7 @@ def test_a_hub_that_is_not_there_is_named(hub: Hub, tmp_path: Path) -> None:
     assert "another --endpoint" in out
 
 
-def full(_output: object, _data: bytes) -> int:
+def full(_output: BinaryIO, _data: bytes) -> int:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
@@ -133,7 +134,7 @@ def test_a_disk_that_fills_up_loses_nothing(hub: Hub, tmp_path: Path, monkeypatc
     written = 0
     write = transfer._write
 
-    def until_full(output: object, data: bytes) -> None:
+    def until_full(output: BinaryIO, data: bytes) -> None:
         nonlocal written
         written += len(data)
         if written > 600_000:

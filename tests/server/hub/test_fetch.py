@@ -134,7 +134,7 @@ class Usage(NamedTuple):
 def test_a_disk_without_room_is_found_before_the_first_byte(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetching.shutil, "disk_usage", lambda _: Usage(10, 9, 1))
+    monkeypatch.setattr("server.hub.fetch.shutil.disk_usage", lambda _: Usage(10, 9, 1))
     code, out = run("model", "fetch", f"hf:{NAME}", tmp_path / "model")
     assert code == 69
     assert "0.00 GB are free; make room for 0.07 GB more" in out
@@ -146,7 +146,7 @@ def test_what_is_there_already_needs_no_room(hub: Hub, tmp_path: Path, monkeypat
     run("model", "fetch", f"hf:{NAME}", tmp_path / "model", "--parallel", 1)
     hub.always.clear()
     left = fetching.MARGIN + sum(map(len, model_on(hub).values()))
-    monkeypatch.setattr(fetching.shutil, "disk_usage", lambda _: Usage(left, 0, left))
+    monkeypatch.setattr("server.hub.fetch.shutil.disk_usage", lambda _: Usage(left, 0, left))
     assert run("model", "fetch", f"hf:{NAME}", tmp_path / "model")[0] == 0
 
 

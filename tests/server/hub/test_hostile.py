@@ -117,11 +117,13 @@ def test_a_list_that_claims_nonsense_is_refused(hub: Hub, tmp_path: Path, claim:
 
 
 @pytest.mark.parametrize("answer", [b"", b"[]", b"null", b'{"sha": 7}', b"{" * 10**5, b"<html>", b'{"siblings": 5}'])
-def test_an_answer_that_is_no_list_is_refused(hub: Hub, tmp_path: Path, answer: bytes) -> None:
+def test_an_answer_that_is_no_list_is_refused(
+    hub: Hub, tmp_path: Path, answer: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def route(self: Any, _path: str, _query: object) -> None:
         self.plain(200, answer)
 
-    hub.front.RequestHandlerClass.route = route
+    monkeypatch.setattr(hub.front.RequestHandlerClass, "route", route)
     for kind in ("hf", "modelscope"):
         code, out = run("model", "fetch", f"{kind}:{NAME}", tmp_path / "model")
         assert code == 69
@@ -146,18 +148,18 @@ def test_an_endpoint_that_is_none_is_refused(endpoint: str) -> None:
         parse_source("hf:a/b", endpoint, environ={})
 
 
-def test_a_redirect_to_a_file_is_not_followed(hub: Hub, tmp_path: Path) -> None:
+def test_a_redirect_to_a_file_is_not_followed(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def route(self: Any, _path: str, _query: object) -> None:
-        self.plain(302, Location="file:///etc/passwd")
+        self.plain(302, headers={"Location": "file:///etc/passwd"})
 
-    hub.front.RequestHandlerClass.route = route
+    monkeypatch.setattr(hub.front.RequestHandlerClass, "route", route)
     assert run("model", "fetch", f"modelscope:{NAME}", tmp_path / "model")[0] == 69
 
 
-def test_a_circle_of_redirects_ends(hub: Hub, tmp_path: Path) -> None:
+def test_a_circle_of_redirects_ends(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def route(self: Any, path: str, _query: object) -> None:
-        self.plain(302, Location=path)
+        self.plain(302, headers={"Location": path})
 
-    hub.front.RequestHandlerClass.route = route
+    monkeypatch.setattr(hub.front.RequestHandlerClass, "route", route)
     for kind in ("hf", "modelscope"):
         assert run("model", "fetch", f"{kind}:{NAME}", tmp_path / "model")[0] == 69

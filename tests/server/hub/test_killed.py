@@ -41,6 +41,10 @@ def large(hub: Hub) -> int:
     return sum(map(len, files.values()))
 
 
+def wait_until_sent(hub: Hub, count: float, process: subprocess.Popen[bytes]) -> None:
+    wait_for(lambda: hub.sent >= count or process.poll() is not None, "bytes")
+
+
 def killed_and_again(hub: Hub, folder: Path, times: int) -> None:
     total = large(hub)
     chance = random.Random(times)  # noqa: S311
@@ -53,7 +57,7 @@ def killed_and_again(hub: Hub, folder: Path, times: int) -> None:
         if number % 4 == 3:
             after, then = total, chance.uniform(0, 0.2)
         with start(hub, directory) as process:
-            wait_for(lambda after=after, process=process: hub.sent >= after or process.poll() is not None, "bytes")
+            wait_until_sent(hub, after, process)
             time.sleep(then)
             process.send_signal(signal.SIGKILL)
         kills += process.returncode == -signal.SIGKILL
@@ -85,7 +89,7 @@ def test_one_fetch_killed_again_and_again_still_gets_to_its_end(hub: Hub, tmp_pa
     for _ in range(3):
         before = hub.sent
         with start(hub, directory) as process:
-            wait_for(lambda before=before: hub.sent >= before + total / 8, "bytes")
+            wait_until_sent(hub, before + total / 8, process)
             process.kill()
         assert not directory.exists()
     with start(hub, directory) as process:

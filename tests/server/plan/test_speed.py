@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from lookalikes.public_models import dense, hybrid, mixture
 from scripts import speeds as script
 from server.plan.model import Model, describe, text_only
-from server.plan.speed import FILE, Speed, estimate
+from server.plan.speed import FILE, Link, Speed, estimate
 from server.plan.weights import Split
 
 ROOT = Path(__file__).parents[3]
 RESULTS = ROOT / "docs/results"
+LINKS: tuple[Link, ...] = get_args(Link)
 
 
 def model(shape: tuple[dict, dict]) -> Model:
@@ -30,8 +32,8 @@ def test_the_file_is_what_the_result_files_say() -> None:
     assert FILE.read_text(encoding="utf-8") == script.content()
 
 
-@pytest.mark.parametrize("link", ["pcie", "sxm2"])
-def test_at_its_own_point_a_table_says_what_its_result_says(link: str) -> None:
+@pytest.mark.parametrize("link", LINKS)
+def test_at_its_own_point_a_table_says_what_its_result_says(link: Link) -> None:
     for shape, pattern, part in ((dense("32B"), "v100-32b-*.json", "rows"), (hybrid(), "v100-27b-*.json", "decoding")):
         high = estimate(model(shape), Split(2, 1), link).high
         assert high == pytest.approx(graphs(script.newest(pattern).name, part, f"v100-{link}"), rel=0.002)
@@ -51,7 +53,7 @@ def test_the_pessimistic_end_is_below_the_slowest_peer() -> None:
 
 
 def test_one_card_reduces_nothing() -> None:
-    links = [estimate(model(dense("8B")), Split(1, 1), link).high for link in ("pcie", "sxm2")]
+    links = [estimate(model(dense("8B")), Split(1, 1), link).high for link in LINKS]
     assert links[0] == pytest.approx(links[1], rel=0.03)
 
 

@@ -31,6 +31,7 @@ def write_file(folder: Path, **models: str) -> Path:
     return file
 
 
+Starts = dict[str, dict[str, Any]]  # per model: what its fake engine is to do
 QUICK = "on_demand: true; min_residence: 0"
 
 
@@ -59,7 +60,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 @contextlib.contextmanager
-def swapping(folder: Path, *flags: str, starts: dict[str, dict[str, Any]] | None = None) -> Iterator[Served]:
+def swapping(folder: Path, *flags: str, starts: Starts | None = None) -> Iterator[Served]:
     """Models a and b, of which one runs at a time, in a server of fake engines."""
     for name in ("a", "b"):
         make_model(folder / name, **(starts or {}).get(name, {}))
@@ -170,7 +171,10 @@ def test_a_client_that_leaves_frees_its_place_and_a_start_that_others_want(share
 
 @pytest.mark.parametrize("moment", ["starting", "draining", "stopping"])
 def test_sigterm_ends_in_order_at_every_moment_of_a_swap(tmp_path: Path, moment: str) -> None:
-    starts = {"a": {"ignore_sigterm": moment == "stopping"}, "b": {"load_seconds": 30.0 * (moment == "starting")}}
+    starts: Starts = {
+        "a": {"ignore_sigterm": moment == "stopping"},
+        "b": {"load_seconds": 30.0 * (moment == "starting")},
+    }
     flags = ("--drain-timeout", "1", "--stop-timeout", "1.5")
     with swapping(tmp_path, *flags, starts=starts) as served:
         slow = Asking(served, "a", fake={"tokens": 100 if moment == "draining" else 1, "delay": 0.1})
@@ -191,7 +195,7 @@ def test_sigterm_ends_in_order_at_every_moment_of_a_swap(tmp_path: Path, moment:
 
 
 def test_a_kill_of_the_server_during_a_swap_leaves_no_engine(tmp_path: Path) -> None:
-    starts = {"a": {"ignore_sigterm": True, "spawn": True}, "b": {"load_seconds": 30}}
+    starts: Starts = {"a": {"ignore_sigterm": True, "spawn": True}, "b": {"load_seconds": 30}}
     with swapping(tmp_path, "--stop-timeout", "20", starts=starts) as served:
         assert served.post(model="a").status_code == 200
         asked = Asking(served, "b")
