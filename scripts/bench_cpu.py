@@ -4,7 +4,7 @@
 
 One server is up at a time, because an idle one still takes its share of cores and caches. Each round starts, warms,
 measures and ends every server in turn, so that other load on the machine affects all alike. Ratios are of medians over
-all measurements. llama.cpp is left out if no folder for it is named; in a new folder it takes ten minutes to build. The
+all measurements. llama.cpp is left out if no folder for it is named. In a new folder its build takes ten minutes. The
 result also has the NVFP4 kernel's GB/s against the read ceiling.
 """
 

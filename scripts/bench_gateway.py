@@ -2,9 +2,8 @@
 
 There are three processes: a fake engine at a fixed number of tokens per second, the real gateway, and the clients here.
 Rounds alternate between the two ways, because the machine's load changes. Time to first token is measured in three
-cases: one request after another, under a steady load of 1, 8 and 32 streams, and for as many requests in the same
-instant. With --socket, --url and --model a running service is measured instead; its log's "engine command" has the
-engine's socket.
+cases. Requests arrive one after another, under a steady load of 1, 8 and 32 streams, and all in the same instant. With
+--socket, --url and --model a running service is measured instead; its log's "engine command" has the engine's socket.
 
     .venv/bin/python -m scripts.bench_gateway --out docs/results/gateway-overhead-DATE.json
 """

@@ -115,7 +115,7 @@ def quantize(
     """Quantize a model directory to QUASAR-NVFP4.
 
     Memory, disk and time are estimated before any weight is read. A run that was stopped (Ctrl-C, a kill, a full disk)
-    keeps what it has done beside DST; the same command goes on from there, with the same result.
+    keeps its work beside DST. The same command resumes there, with the same result.
     """
     from quant.methods import Method
     from quant.partial import resume_folder

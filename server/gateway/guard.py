@@ -234,8 +234,8 @@ _JSON = json.JSONDecoder(parse_constant=_no_such_constant)
 def parse_object(body: bytes) -> dict[str, Any]:
     """A request body's JSON object, by RFC 8259 to the letter.
 
-    Python's parser also takes other encodings than UTF-8, NaN, Infinity, and half a surrogate pair: the engine would
-    take them too and then fail on them with a 500.
+    Python's parser also takes encodings besides UTF-8, NaN, Infinity, and half a surrogate pair. The engine would take
+    them too, and then answer 500.
 
     Raises:
         APIError: 400, where it is not one.
