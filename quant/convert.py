@@ -115,7 +115,7 @@ def _refuse_what_cannot_be_held(report: Report, scheme: Scheme, target: Format) 
         (
             scheme.group_size not in target.group_sizes,
             f"block size {scheme.group_size}",
-            f"{target.maker}'s NVFP4 has {sizes} weights a block scale",
+            f"{target.maker}'s NVFP4 has {sizes} weights per block scale",
         ),
         (
             scheme.kv_cache not in target.kv_caches,

@@ -39,7 +39,7 @@ def main() -> None:
                 told = {
                     streams: [round(rate, 1) for rate in rates[-REPEATS:]] for streams, rates in server.rates.items()
                 }
-                print(f"{server.name}: ready after {server.ready_s[-1]} s, {told} tokens a second", flush=True)
+                print(f"{server.name}: ready after {server.ready_s[-1]} s, {told} tokens per second", flush=True)
     result = report(compared, kernel, arguments)
     arguments.output.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     arguments.output.with_suffix(".svg").write_text(plot(result), encoding="utf-8")

@@ -46,7 +46,7 @@ async def bench(
         "machine": f"{os.cpu_count()} cores, {platform.processor() or platform.machine()}",
         "load_average": os.getloadavg(),
         "command": " ".join(["scripts/bench_gateway.py", *sys.argv[1:]]),
-        "engine": "fake, 2000 tokens a second in all" if args.url is None else "the real engine",
+        "engine": "fake, 2000 tokens per second in all" if args.url is None else "the real engine",
         "rounds": args.rounds,
         "gateway_cpu_time": costs,
         "ttft_p50_ms_sequential": single,

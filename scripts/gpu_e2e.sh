@@ -99,7 +99,7 @@ watch() {
 moe() { experts moe; }
 moe_sure() { experts moe-sure; }
 
-# Qwen3-32B's shapes: tokens a second, against dequantizing on every call and against reading the weights.
+# Qwen3-32B's shapes: tokens per second, against dequantizing on every call and against reading the weights.
 BIG=$SHM/qwen3-32b
 big_model() { [[ -f $BIG/config.json ]] || step 120 big-model python3 -m scripts.gpu_e2e.synthetic qwen3-32b "$BIG" --device cuda; }
 speed() {

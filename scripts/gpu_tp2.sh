@@ -51,7 +51,8 @@ reduce() {
 
 # mma.m8n8k4, with which a V100 multiplies 2 to 1024 tokens, is emulated after Volta: rates above one stream are no V100's.
 # As it is served, with the model's modules, and with NCCL's all-reduces. One engine is for shared memory, one for peer memory. Then eager
-# steps, recorded and not. shellcheck disable=SC2086  # ways are words
+# steps, recorded and not.
+# shellcheck disable=SC2086  # ways are words
 speed_shared() { NCCL_P2P_DISABLE=1 speed_of speed-shared --only-graphs --ways ${SPEED_WAYS:-kernels unfused nccl}; }
 # shellcheck disable=SC2086  # ways are words
 speed_peer() { speed_of speed-peer --only-graphs --ways ${SPEED_WAYS:-kernels unfused nccl}; }

@@ -58,7 +58,7 @@ def spare_openmp(model: Module) -> None:
     layers = [module for module in model.modules() if isinstance(module, (LinearBase, ParallelLMHead))]
     if layers and all(map(_runs_on_kernels, layers)):
         _threads = torch.get_num_threads()
-        progress.decision("OpenMP threads", "1", f"to {ALONE_TOKENS} new tokens a step; {_threads} beyond")
+        progress.decision("OpenMP threads", "1", f"to {ALONE_TOKENS} new tokens per step; {_threads} beyond")
 
 
 def openmp_threads(tokens: int, threads: int) -> int:

@@ -1,4 +1,4 @@
-"""Where each operator of vLLM's comes from here.
+"""The operators that vLLM's Python calls, and what computes each here.
 
 `TABLE` lists each one on our path, with its schema and the function that computes it on any device. The schema is as
 vLLM's own library declares it, so every call of vLLM's Python fits. Operators that nothing here computes are in

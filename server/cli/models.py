@@ -184,7 +184,7 @@ def verify(
 ) -> None:
     """Find what is wrong with a model directory: shards, headers, values, sha256, config; whether it can be served.
 
-    The exit code is 0 where it can be served, and 65 where not, as of plan, explain and serve. Of a model on a hub
+    The exit code is 0 where it can be served, and 65 where not, as with plan, explain and serve. Of a model on a hub
     configs and headers are read, by range requests.
     """
     from quant.errors import QuantError

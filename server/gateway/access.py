@@ -14,7 +14,7 @@ from server.gateway.metrics import Metrics
 
 _VALID_ID = re.compile(rb"[\w.:-]{1,128}")
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
-# Asked every few seconds by whoever watches; a 503 there is an answer, not a failure.
+# Monitors ask for it every few seconds. A 503 there is an answer, not a failure.
 _QUIET = frozenset({"/health", "/health/live", "/health/ready", "/metrics"})
 
 
