@@ -82,7 +82,10 @@ class Launchers:
         self._c = load(path)
 
     def launch(self, name: str, arguments: ctypes.Structure) -> None:
-        """Launches the kernel of `voltserve_NAME`, whose only argument is a struct (`c_structs.filled`)."""
+        """Launches the kernel of `voltserve_NAME`, whose only argument is a struct (`c_structs.filled`).
+
+        The struct has the tensors' addresses: the caller keeps the tensors.
+        """
         self._check(self._c[f"voltserve_{name}"](ctypes.byref(arguments), self._stream()))
 
     @staticmethod
