@@ -10,9 +10,9 @@ PAGE = Path(__file__).parents[2] / DOCS
 _HEAD = """\
 # Troubleshooting
 
-When the engine ends, voltserve compares its last lines and the way it ended with a catalogue of known failures, and
-says which it is: in the log, in `/health` under `diagnosis`, and in the exit code of `voltserve serve` if that ends
-while the engine is down. `voltserve doctor` finds many of these causes before a start, `voltserve plan DIR` those that
+When the engine ends, voltserve compares its last lines and the way it ended with a catalogue of known failures. The
+diagnosis is in the log and in `/health` under `diagnosis`. If `voltserve serve` ends while the engine is down, its exit
+code says it, too. `voltserve doctor` finds many of these causes before a start. `voltserve plan DIR` finds those that
 are a matter of memory. The first entry below that matches is the diagnosis.
 
 A start that fails is tried again after 1, 2, 4 … 60 s, five times at most. Where another start would end the same, it
@@ -24,7 +24,7 @@ starts. `docker compose ps` then shows `Restarting (65)`, the container's log th
 it. In a systemd unit, `RestartPreventExitStatus=2 65 78` keeps such a failure from being repeated.
 
 Once an engine serves, its log may repeat what clients wrote. So `/health` and the diagnosis of a later failure rest on
-how its processes ended and on what they tell of themselves apart from the log. An exception's message stays in the log.
+how its processes ended, and on their reports apart from the log. An exception's message stays in the log.
 
 What is known to fail before anything starts ends `serve`, `explain`, `plan` and `verify` alike with one message and one
 exit code. The code is 65 for a model directory that is damaged or cannot be served on these devices. It is 2 for a
