@@ -66,7 +66,7 @@ struct TileReader {
   using Products = DecodeProducts<HEAD_DIM>;
   static constexpr int kKeyChunks = Products::kKeyChunks, kGroups = Products::kGroups, kChunks = HEAD_DIM / 8;
   // A lane looks up one group of 8 positions of the next 16 tiles in the block table, and one of the 16 after those. Table entries
-  // come from memory just as keys do, so they are looked up long before they are needed.
+  // are loaded from memory just as keys are, so they are looked up long before they are needed.
   static constexpr int kAhead = 16;
 
   const DecodeWork &work;
