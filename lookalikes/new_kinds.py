@@ -65,11 +65,12 @@ KINDS = {
                 "attention_k_eq_v": True,
                 "final_logit_softcapping": 30.0,
             },
-            "vision_config": None,
+            "vision_config": {"patch_size": 4, "pooling_kernel_size": 2, "model_patch_size": 8, "mm_embed_dim": 32},
             "audio_config": None,
         },
+        ("lm_head", "re:.*vision_embedder.*", "re:.*embed_vision.*"),
     ),
-    # Mamba-2, experts with squared ReLU and no gate, attention without positions.
+    # Mamba-2, experts with squared ReLU and no gate (in 16 bits: only gated ones are computed in 4), no positions.
     "nemotron-h": Kind(
         "nemotron_h",
         {
@@ -85,7 +86,7 @@ KINDS = {
             "chunk_size": 16,
             "routed_scaling_factor": 2.5,
         },
-        ("lm_head", "re:.*mixer.gate$", "re:.*conv1d$"),
+        ("lm_head", "re:.*mixer.gate$", "re:.*conv1d$", "re:.*mixer.experts.*"),
     ),
     "qwen3.5-text": Kind(
         "qwen3_5_text",
