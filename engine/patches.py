@@ -120,6 +120,19 @@ def _with_biases_of_routers(original: Callable[..., Any]) -> Callable[..., Any]:
     return load_weights
 
 
+def _without_gates_on_cpus(original: Callable[..., Any]) -> Callable[..., Any]:
+    def check(config: Any) -> None:
+        from vllm.platforms import current_platform
+
+        try:
+            original(config)
+        except NotImplementedError:  # its last check
+            if not current_platform.is_cpu():
+                raise
+
+    return check
+
+
 def _seeded_among_few(original: Callable[..., Any]) -> Callable[..., Any]:
     from engine.cpu import sampling as cpu_sampling
 
@@ -268,6 +281,15 @@ IN_WORKERS = (
         reason="it drops the bias by which a router chooses, where a checkpoint stores it beside its experts (Laguna): "
         "tokens then go to other experts, and nothing is said",
         drop_when="vLLM loads mlp.experts.e_score_correction_bias",
+    ),
+    Patch(
+        target="vllm.model_executor.layers.fused_moe.config:FusedMoEConfig.__post_init__",
+        distribution="vllm",
+        version="0.28.0",
+        fingerprint="e09872a10859727b1c473c808b638fdd93962f0e1473fb19b902e8a52a4ec0bb",
+        make=_without_gates_on_cpus,
+        reason="it refuses experts without a gate (Nemotron-H) on CPUs, where engine/layers/experts.py computes them",
+        drop_when="vLLM accepts is_act_and_mul=False on CPUs",
     ),
     Patch(
         target="vllm.v1.worker.gpu_model_runner:GPUModelRunner._prepare_input_ids",

@@ -130,7 +130,9 @@ def write(kind: Kind, directory: Path, twin: Path) -> PreTrainedModel:
         values[name] = _drawn(name, tensor.float(), number, tied="lm_head.weight" not in drawn)
         module = name.removesuffix(".weight")
         if re.search(r"_proj(_qkv|_z)?\.weight$", name) and not _kept(module, kind.ignore):
-            made = quantize_matrix(values[name], amax=float(values[name].abs().max()) * (1 + 0.1 * (number % 7)), name=name)
+            made = quantize_matrix(
+                values[name], amax=float(values[name].abs().max()) * (1 + 0.1 * (number % 7)), name=name
+            )
             tensors = {
                 LAYOUT.codes: made.codes,
                 LAYOUT.scales: made.block_scales,

@@ -69,7 +69,11 @@ def steps() -> Calls:
         )
 
     def rotated() -> None:
-        query, keys, angles = half(TOKENS, QUERY_HEADS * HEAD_DIM), half(TOKENS, KV_HEADS * HEAD_DIM), half(3, TOKENS, 32)
+        query, keys, angles = (
+            half(TOKENS, QUERY_HEADS * HEAD_DIM),
+            half(TOKENS, KV_HEADS * HEAD_DIM),
+            half(3, TOKENS, 32),
+        )
         triton_mrope(query, keys, angles, angles, [11, 11, 10], HEAD_DIM, 64, True, True)
 
     return {
@@ -144,7 +148,21 @@ def drafts() -> Calls:
     def draft_inputs() -> None:
         masks, mapping = (flags, flags), (chosen, ids(TOKENS))
         utils.copy_and_expand_eagle_inputs_kernel[REQUESTS, 1](
-            ids(TOKENS), positions, SLOTS, ids(TOKENS), positions, *masks, *mapping, STARTS, SLOTS, 0, 0, TOKENS, 1, True, 256
+            ids(TOKENS),
+            positions,
+            SLOTS,
+            ids(TOKENS),
+            positions,
+            *masks,
+            *mapping,
+            STARTS,
+            SLOTS,
+            0,
+            0,
+            TOKENS,
+            1,
+            True,
+            256,
         )
 
     def blocks_of_drafts() -> None:
@@ -264,7 +282,16 @@ def mamba_2() -> Calls:
             x[:2], window, weight, bias, "silu", conv_state_indices=SLOTS
         ),
         "Mamba-2: states of prompts that continue": lambda: _gather_initial_states_kernel[256, 2](
-            states, SLOTS, CONTINUED, states[:2], states.stride(0), 1, 1, row_size=rows, BLOCK_SIZE=1024, launch_pdl=False
+            states,
+            SLOTS,
+            CONTINUED,
+            states[:2],
+            states.stride(0),
+            1,
+            1,
+            row_size=rows,
+            BLOCK_SIZE=1024,
+            launch_pdl=False,
         ),
         "Mamba-2: scan of prompts": scanned,
         "Mamba-2: state": updated,

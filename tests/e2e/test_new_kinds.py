@@ -1,10 +1,9 @@
-"""Models of kinds that vLLM has since 0.20, small and random, through `voltserve serve`, against transformers' models."""
+"""Models of kinds that vLLM has since 0.20, small and random, through `voltserve serve`, against transformers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import httpx
