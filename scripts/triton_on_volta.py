@@ -23,6 +23,7 @@ os.environ["CUDA_VISIBLE_DEVICES"] = ""  # with which vLLM does not ask for a GP
 import torch
 import triton
 from triton.runtime import driver
+from vllm.platforms import current_platform
 
 from trials.triton_calls import Calls, on_path, replaced
 from trials.triton_on_volta import SHARED_MEMORY, Recorder, Volta
@@ -32,8 +33,11 @@ def compiled(recorder: Recorder, calls: Calls) -> list[dict[str, Any]]:
     """What the compiler made of each kernel that is launched."""
     before = len(recorder.rows)
     for recorder.used_for, call in calls.items():
+        launched = recorder.launched
         try:
             call()
+            if recorder.launched == launched:
+                raise RuntimeError("expected a kernel to be launched, got none")
         except Exception as error:
             # A kernel that was not run has left no result for the code after it, all its launches are recorded by then.
             print(f"{recorder.used_for}: {type(error).__name__}: {error}", file=sys.stderr)
@@ -54,6 +58,8 @@ def main() -> int:
     driver.set_active(Volta())
     torch.cuda.get_device_name = lambda *_: "Tesla V100"
     torch.cuda.get_device_capability = lambda *_: (7, 0)
+    # Where vLLM takes itself to be on a CPU, it has put functions in the place of some that launch kernels.
+    type(current_platform).is_cpu = lambda _: False
     recorder = Recorder()
     path, ours = compiled(recorder, on_path()), compiled(recorder, replaced())
     result = {

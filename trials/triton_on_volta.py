@@ -58,6 +58,7 @@ class Recorder:
     def __init__(self) -> None:
         self.rows: list[dict[str, Any]] = []
         self.used_for = ""
+        self.launched = 0
         self._seen: set[tuple[str, str]] = set()
         compile_only = JITFunction.run
 
@@ -75,6 +76,7 @@ class Recorder:
         Autotuner.run = tune
 
     def _record(self, function: Any, compiled: Callable[[], Any], options: dict[str, Any]) -> None:
+        self.launched += 1
         name = function.fn.__name__
         settings = {key: value for key, value in options.items() if key in SETTINGS}
         # Of stages a V100 knows nothing: it copies to shared memory through registers.
