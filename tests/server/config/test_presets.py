@@ -267,7 +267,7 @@ def test_gpus_that_no_preset_covers_are_an_error_that_lists_presets(devices: lis
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_without_a_v100_the_cpu_engine_or_a_trial_is_what_remains(count: int) -> None:
-    with pytest.raises(ConfigError, match="ENGINE=cpu.*-cpu image.*--preset NAME --volta force"):
+    with pytest.raises(ConfigError, match=r"ENGINE=cpu.*-cpu image.*--preset NAME --volta force"):
         select_preset(load_presets(), Devices((gpu("9.0", 80),) * count), cpu_engine=False)
 
 
