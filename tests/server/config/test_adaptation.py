@@ -102,6 +102,16 @@ def test_every_preset_serves_models_that_are_smaller_than_its_limits(
                 assert any(one.what == "cards" and "idle: GPU 1" in one.reason for one in config.decisions)
 
 
+def test_ranks_fall_to_the_most_that_the_model_allows(tmp_path: Path) -> None:
+    model = small_model(tmp_path / "model", {**SMALL["one layer"], "num_attention_heads": 6, "num_key_value_heads": 2})
+    config = configured(model, machine(PRESETS["v100x4-16g-sxm2"]))
+    assert (config.engine["tensor-parallel-size"], config.gpus_needed) == (2, 2)
+    told = {one.what: one for one in config.decisions}
+    assert "num_attention_heads=6 is not divisible" in told["--tensor-parallel-size"].reason
+    assert told["cards"].choice == "GPU 0 Tesla V100, GPU 1 Tesla V100"
+    assert plan_for(config).plan.fits
+
+
 def test_positions_that_a_scaling_adds_are_served(tmp_path: Path) -> None:
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048}
     model = small_model(tmp_path / "model", {"max_position_embeddings": 2048, "rope_scaling": yarn})
