@@ -89,7 +89,11 @@ class Machine:
                     except TimeoutError:
                         continue
                     with link:
-                        self._answer(link)
+                        try:
+                            self._answer(link)
+                        except BaseException:
+                            bash.kill()  # it would wait for an answer for ever
+                            raise
         Path(environment["MACHINE"]).unlink()
         return bash.returncode, (self.folder / "output").read_text()
 
@@ -137,7 +141,7 @@ class Machine:
         if command in PARSED_ONLY or "--as" in arguments:
             group = typer.main.get_group(app)
             with group.make_context("voltserve", list(arguments), resilient_parsing=False) as context:
-                name, found, rest = group.resolve_command(context, [*context.protected_args, *context.args])
+                name, found, rest = group.resolve_command(context, list(arguments))
                 assert found is not None
                 found.make_context(name, rest)
             if command == "quantize" and "--dry-run" not in arguments:
