@@ -92,7 +92,7 @@ def test_what_is_refused_says_why_and_offers_no_command() -> None:
 def test_whether_a_format_is_served_is_asked_of_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
     from server.hub import catalogue
 
-    monkeypatch.setattr(catalogue, "_is_computed", lambda _quantization, _device: True)
+    monkeypatch.setattr(catalogue, "_is_computed", lambda _quantization: True)
     advised = advise(CATALOGUE, preset_for("2x16g-pcie"))
     refused = {one.checkpoint.name for one in advised.advice if one.status == REFUSED}
     assert "hf:nvidia/Qwen3.6-27B-NVFP4" not in refused
