@@ -89,11 +89,7 @@ class Machine:
                     except TimeoutError:
                         continue
                     with link:
-                        try:
-                            self._answer(link)
-                        except BaseException:
-                            bash.kill()  # it would wait for an answer for ever
-                            raise
+                        self._answer(link)
         Path(environment["MACHINE"]).unlink()
         return bash.returncode, (self.folder / "output").read_text()
 
@@ -141,7 +137,7 @@ class Machine:
         if command in PARSED_ONLY or "--as" in arguments:
             group = typer.main.get_group(app)
             with group.make_context("voltserve", list(arguments), resilient_parsing=False) as context:
-                name, found, rest = group.resolve_command(context, list(arguments))
+                name, found, rest = group.resolve_command(context, [*context.protected_args, *context.args])
                 assert found is not None
                 found.make_context(name, rest)
             if command == "quantize" and "--dry-run" not in arguments:
