@@ -54,8 +54,8 @@ def convert_checkpoint(
     `nearest` rounds a global scale that the format cannot hold to the nearest one that it can. The error is at most one
     unit in the last place of a float32, 1.2e-7 of the value. Without it, such a scale is refused.
 
-    Raises QuantError, and leaves nothing behind, if `voltserve verify --headers` finds an error in the source, if the
-    target cannot hold it, or if `dst` exists.
+    Raises QuantError, and leaves nothing behind, in three cases: `voltserve verify --headers` finds an error in the
+    source, the target cannot hold it, or `dst` exists.
     """
     targets = registry.targets()
     if target not in targets:
@@ -116,7 +116,7 @@ def _refuse_what_cannot_be_held(report: Report, scheme: Scheme, target: Format) 
         (
             scheme.group_size not in target.group_sizes,
             f"block size {scheme.group_size}",
-            f"{target.maker}'s NVFP4 has {sizes} weights a block scale",
+            f"{target.maker}'s NVFP4 has {sizes} weights per block scale",
         ),
         (
             scheme.kv_cache not in target.kv_caches,

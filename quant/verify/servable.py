@@ -1,7 +1,7 @@
 """Whether a model directory can be served here: the one answer of verify, plan, explain and serve. Torch-free.
 
-Reads names, sizes, configs and headers, and no weight. A finding of severity error forbids serving; the most
-informative is first. quant/verify/unserved.py has the rules for models that are readable but not served.
+Reads names, sizes, configs and headers, and no weight. A finding of severity error forbids serving. The most
+informative one is first. quant/verify/unserved.py has the rules for models that are readable but not served.
 """
 
 from __future__ import annotations

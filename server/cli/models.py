@@ -116,7 +116,7 @@ def quantize(
     """Quantize a model directory to QUASAR-NVFP4.
 
     Memory, disk and time are estimated before any weight is read. A run that was stopped (Ctrl-C, a kill, a full disk)
-    keeps what it has done beside DST; the same command goes on from there, with the same result.
+    keeps its work beside DST. The same command resumes there, with the same result.
     """
     from quant.methods import Method
     from quant.partial import resume_folder
@@ -185,7 +185,7 @@ def verify(
 ) -> None:
     """Find what is wrong with a model directory: shards, headers, values, sha256, config; whether it can be served.
 
-    The exit code is 0 where it can be served, and 65 where not, as of plan, explain and serve. Of a model on a hub
+    The exit code is 0 where it can be served, and 65 where not, as with plan, explain and serve. Of a model on a hub
     configs and headers are read, by range requests.
     """
     from quant.errors import QuantError

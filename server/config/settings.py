@@ -77,7 +77,7 @@ class Settings(BaseModel):
     )
     keys_file: str = Field("", description="file of API keys (voltserve keys); without it no key is needed")
     usage_file: str = Field("", description="file of the tokens that keys used; beside the file of keys by default")
-    requests_per_minute: int = Field(0, ge=0, description="requests a minute of one key (or address); 0: no limit")
+    requests_per_minute: int = Field(0, ge=0, description="requests per minute of one key (or address); 0: no limit")
     max_concurrent: int = Field(0, ge=0, description="requests of one key (or address) at once; 0: no limit")
     max_in_flight: int = Field(256, gt=0, description="requests at the engine at once; more wait in a queue")
     queue_size: int = Field(256, ge=0, description="requests that may wait; more are refused with 503")

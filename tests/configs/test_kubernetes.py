@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from jsonschema import Draft7Validator  # type: ignore[import-untyped]
+from jsonschema import Draft7Validator
 
 from server.config.devices import Device, Devices
 from server.config.settings import Settings, load_config

@@ -1,6 +1,7 @@
 """Files to calibrate and measure on: text, and JSONL of texts or chats; nothing is taken with its braces."""
 
 import json
+from pathlib import Path
 
 import pytest
 from transformers import AutoTokenizer
@@ -25,7 +26,7 @@ def model(tmp_path_factory):
     return directory
 
 
-def write(tmp_path, *lines: object, name: str = "data.jsonl"):
+def write(tmp_path: Path, *lines: object, name: str = "data.jsonl") -> Path:
     path = tmp_path / name
     path.write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines), encoding="utf-8")
     return path

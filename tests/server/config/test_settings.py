@@ -195,7 +195,7 @@ def test_explain_shows_the_warning(tmp_path: Path) -> None:
 
 def test_a_configuration_cannot_be_changed() -> None:
     with pytest.raises(ValueError, match="frozen"):
-        config("--model m").port = 1  # type: ignore[misc]
+        config("--model m").port = 1
 
 
 def test_only_these_settings_share_a_name_with_a_flag_of_vllm() -> None:
