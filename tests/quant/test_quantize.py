@@ -1,5 +1,6 @@
 import importlib.metadata
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,16 @@ from quant.constants import INDEX_NAME
 from quant.errors import QuantError
 from quant.formats import quantize_config
 from quant.formats.compressed_tensors import GLOBAL, PACKED, SCALE, read_config, read_linear, scheme
+from quant.formats.detect import detect
 from quant.formats.quantize_config import QuantizeConfig
+from quant.inspect import inspect_model
 from quant.methods import Method
 from quant.progress import OnProgress, Progress
 from quant.quantize import quantize_checkpoint
 from quant.safetensors_file import open_checkpoint
 from quant.selection import DEFAULT_IGNORE
 from quant.tensor import NVFP4Tensor
+from quant.verify.servable import Target, examine
 from tests.quant.files import names_in
 
 ATTENTION = "model.layers.0.self_attn"
@@ -294,8 +298,11 @@ def test_a_lora_adapter_is_told_to_be_merged_first(tmp_path, full_config):
     if full_config:
         (adapter / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]}))
 
-    with pytest.raises(QuantError, match=r"lora is a LoRA adapter.*Merge it.*Qwen/Qwen3-32B.*merge_and_unload"):
-        quantize_checkpoint(adapter, tmp_path / "out")
+    told = r"lora is a LoRA adapter.*Merge it.*Qwen/Qwen3-32B.*merge_and_unload"
+    for use in (inspect_model, detect, lambda folder: quantize_checkpoint(folder, tmp_path / "out")):
+        with pytest.raises(QuantError, match=told):
+            use(adapter)
+    assert re.search(told, str(examine(adapter, Target("cpu")).refusal))
     assert names_in(tmp_path) == ["lora"]
 
 
