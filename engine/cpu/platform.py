@@ -31,23 +31,26 @@ class RecordingCpuPlatform(CpuPlatform):  # type: ignore[misc]  # vLLM's classes
     def check_and_update_config(cls, vllm_config: "VllmConfig") -> None:
         """Replaces an FP8 cache, which vLLM refuses on CPUs, by one in the activations' dtype.
 
-        It also restores the executors that vLLM replaces by `mp`: `ray`, and `uni` where the environment of this
-        process already says how many threads compute. `uni` saves each step the way to another process and back.
+        It also restores the executors that vLLM replaces by `mp`: `ray`, and `uni` for a model on one rank where the
+        environment of this process already says how many threads compute. `uni` saves each step the way to another
+        process and back.
         """
         cache = vllm_config.cache_config
         if cache.cache_dtype.startswith("fp8"):
             reason = f"{cache.cache_dtype} is asked for, and CPUs compute attention in the activations' dtype"
             progress.decision("KV cache dtype", "the activations'", reason)
             cache.cache_dtype = "auto"
-        asked = vllm_config.parallel_config.distributed_executor_backend
+        parallel = vllm_config.parallel_config
+        asked = parallel.distributed_executor_backend
         super().check_and_update_config(vllm_config)
         check.refuse(vllm_config)
         if asked == "ray":
             from engine.cpu import ray as cpu_ray
 
             cpu_ray.use(vllm_config)
-        if asked == "uni" and os.environ.get("VLLM_CPU_OMP_THREADS_BIND") == "nobind":
-            vllm_config.parallel_config.distributed_executor_backend = "uni"
+        bound = os.environ.get("VLLM_CPU_OMP_THREADS_BIND") != "nobind"
+        if asked == "uni" and parallel.world_size == 1 and not bound:
+            parallel.distributed_executor_backend = "uni"
 
     @classmethod
     def get_device_communicator_cls(cls) -> str:

@@ -50,23 +50,31 @@ def test_a_checkpoint_s_fp8_cache_is_kept_in_the_activations_dtype(
         seen.append(vllm_config.cache_config.cache_dtype)
 
     monkeypatch.setattr(CpuPlatform, "check_and_update_config", classmethod(vllm_s))
-    cache, parallel = SimpleNamespace(cache_dtype=asked), SimpleNamespace(distributed_executor_backend="uni")
+    cache, parallel = (
+        SimpleNamespace(cache_dtype=asked),
+        SimpleNamespace(distributed_executor_backend="uni", world_size=1),
+    )
     given = SimpleNamespace(cache_config=cache, parallel_config=parallel, model_config=None)
     RecordingCpuPlatform.check_and_update_config(given)
     assert seen == [becomes]
     assert told == ({} if asked == becomes else {"KV cache dtype": "the activations'"})
 
 
-@pytest.mark.parametrize(("bound", "kept"), [("nobind", "uni"), ("auto", "mp")])
+@pytest.mark.parametrize(
+    ("bound", "ranks", "kept"), [("nobind", 1, "uni"), ("auto", 1, "mp"), ("nobind", 2, "mp"), ("auto", 2, "mp")]
+)
 def test_one_process_computes_where_its_environment_says_with_how_many_threads(
-    bound: str, kept: str, monkeypatch: pytest.MonkeyPatch
+    bound: str, ranks: int, kept: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def vllm_s(cls: type, vllm_config: Any) -> None:
         vllm_config.parallel_config.distributed_executor_backend = "mp"
 
     monkeypatch.setattr(CpuPlatform, "check_and_update_config", classmethod(vllm_s))
     monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", bound)
-    cache, parallel = SimpleNamespace(cache_dtype="auto"), SimpleNamespace(distributed_executor_backend="uni")
+    cache, parallel = (
+        SimpleNamespace(cache_dtype="auto"),
+        SimpleNamespace(distributed_executor_backend="uni", world_size=ranks),
+    )
     given = SimpleNamespace(cache_config=cache, parallel_config=parallel, model_config=None)
     RecordingCpuPlatform.check_and_update_config(given)
     assert parallel.distributed_executor_backend == kept

@@ -19,7 +19,9 @@ def test_ray_stays_where_it_was_asked_for(asked: str, kept: str, monkeypatch: py
     )
     environment: dict[str, str] = {}
     monkeypatch.setattr("engine.cpu.ray.os.environ", environment)
-    parallel = SimpleNamespace(distributed_executor_backend=asked, worker_cls="vllm.v1.worker.cpu_worker.CPUWorker")
+    parallel = SimpleNamespace(
+        distributed_executor_backend=asked, world_size=2, worker_cls="vllm.v1.worker.cpu_worker.CPUWorker"
+    )
     cache = SimpleNamespace(cache_dtype="auto")
     config = SimpleNamespace(parallel_config=parallel, cache_config=cache, model_config=None)
     RecordingCpuPlatform.check_and_update_config(config)
