@@ -35,22 +35,22 @@ logger = init_logger(__name__)
 
 @dataclass(frozen=True)
 class Route:
-    """What computes an NVFP4 layer, with the reason."""
+    """What computes a quantized layer, with the reason."""
 
     name: Literal["kernels", "dense"]
     reason: str
 
 
-def choose_route(kernel_devices: Collection[str], device: str, dtype: torch.dtype) -> Route:
-    """Chooses what computes NVFP4 layers on `device` ("cpu", "cuda").
+def choose_route(kernel_devices: Collection[str], device: str, dtype: torch.dtype, bits: int = 4) -> Route:
+    """Chooses what computes layers with weights of `bits` bits on `device` ("cpu", "cuda").
 
     `kernel_devices`: the devices that the installed voltserve_kernels has code for; empty if it is not installed.
     """
     if device in kernel_devices:
-        return Route("kernels", f"voltserve_kernels has code for {device}: weights stay in 4 bits")
+        return Route("kernels", f"voltserve_kernels has code for {device}: weights stay in {bits} bits")
     why = f"was built without code for {device}" if kernel_devices else "is not installed"
-    bits = str(dtype).removeprefix("torch.")
-    return Route("dense", f"voltserve_kernels {why}: weights are dequantized once, to {bits}, at load")
+    to = str(dtype).removeprefix("torch.")
+    return Route("dense", f"voltserve_kernels {why}: weights are dequantized once, to {to}, at load")
 
 
 @register_weight_loader_v2_supported_method

@@ -68,6 +68,8 @@ struct Vector {
 
 #include "cpu/nvfp4_linear.inl"
 //
+#include "cpu/fp8_linear.inl"
+//
 #include "cpu/layers.inl"
 //
 #include "cpu/decoder.inl"
@@ -80,6 +82,8 @@ const Kernels kAvx2 = {"avx2",
                        [] { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"); },
                        linear,
                        dequantize,
+                       fp8_linear,
+                       fp8_dequantize,
                        linear16,
                        rms_norm,
                        silu_and_mul,

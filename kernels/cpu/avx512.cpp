@@ -65,6 +65,8 @@ struct Vector {
 
 #include "cpu/nvfp4_linear.inl"
 //
+#include "cpu/fp8_linear.inl"
+//
 #include "cpu/layers.inl"
 //
 #include "cpu/decoder.inl"
@@ -75,6 +77,7 @@ namespace voltserve::cpu {
 
 const Kernels kAvx512 = {"avx512",        [] { return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw"); },
                          linear,          dequantize,
+                         fp8_linear,      fp8_dequantize,
                          linear16,        rms_norm,
                          silu_and_mul,    attend,
                          norm_and_rotate, causal_conv1d,

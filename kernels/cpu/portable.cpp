@@ -94,6 +94,8 @@ struct Vector {
 
 #include "cpu/nvfp4_linear.inl"
 //
+#include "cpu/fp8_linear.inl"
+//
 #include "cpu/layers.inl"
 //
 #include "cpu/decoder.inl"
@@ -102,7 +104,7 @@ struct Vector {
 
 namespace voltserve::cpu {
 
-const Kernels kPortable = {"portable", [] { return true; }, linear,        dequantize,      linear16, rms_norm, silu_and_mul,
-                           attend,     norm_and_rotate,     causal_conv1d, gated_delta_rule};
+const Kernels kPortable = {"portable", [] { return true; }, linear, dequantize,      fp8_linear,    fp8_dequantize,  linear16,
+                           rms_norm,   silu_and_mul,        attend, norm_and_rotate, causal_conv1d, gated_delta_rule};
 
 }  // namespace voltserve::cpu

@@ -65,8 +65,8 @@ def declared(directory: Path, config: Mapping[str, object]) -> Mapping[str, obje
     return next((read_object(path, _REMEDY) for path in paths if path.exists()), None)
 
 
-def is_nvfp4(data: Mapping[str, object]) -> bool:
-    """Whether a `quantization_config` is for `read_scheme`, be it to read or to refuse it. Others are not ours."""
+def is_ours(data: Mapping[str, object]) -> bool:
+    """Whether a `quantization_config` is for `read_scheme`, be it to read or to refuse it: NVFP4, FP8 or both."""
     return any(known.is_config(data) and known.claims(data) for known in registry.FORMATS)
 
 
@@ -98,5 +98,8 @@ def _merged(schemes: list[Scheme]) -> Scheme:
             ignore=first.ignore if other.ignore is None else (first.ignore or ()) + other.ignore,
             kv_cache=first.kv_cache or other.kv_cache,
             pre_quant_scale=first.pre_quant_scale or other.pre_quant_scale,
+            w8a8=first.w8a8 or other.w8a8,
+            elements=tuple(sorted({*first.elements, *other.elements})),
+            by_tensors=first.by_tensors or other.by_tensors,
         )
     return first

@@ -36,12 +36,12 @@ class Obstacle:
 
 
 def obstacles(
-    linears: Mapping[str, tuple[int, int]], group_size: int, config: Mapping[str, object]
+    linears: Mapping[str, tuple[int, int, int]], config: Mapping[str, object]
 ) -> dict[int, list[Obstacle]]:
     """The obstacles to each of SIZES, one per kind of layer and length.
 
-    `linears`: (N, K) of the quantized linears by module name. `config`: config.json, for its head counts (its
-    text_config's if it has one).
+    `linears`: (N, K, group size) of the quantized linears by module name; K per rank must be a multiple of the last.
+    `config`: config.json, for its head counts (its text_config's if it has one).
     """
     found: dict[int, list[Obstacle]] = {size: [] for size in SIZES}
     seen: set[tuple[str, int]] = set()
@@ -52,7 +52,7 @@ def obstacles(
         key_value = name == "num_key_value_heads"
         works = tuple(s for s in SIZES if count % s == 0 or (key_value and s % count == 0))
         checks.append((CONFIG, name, count, "is not divisible", works))
-    for module, (rows, columns) in linears.items():
+    for module, (rows, columns, group_size) in linears.items():
         leaf = module.rpartition(".")[2]
         if leaf in SPLIT_INPUTS:
             works = tuple(size for size in SIZES if columns % (size * group_size) == 0)

@@ -38,16 +38,21 @@ def reason_for_16_bits(module: str) -> str | None:
     return next((why for pattern, why in _PATTERNS.items() if pattern.fullmatch(module)), None)
 
 
-def check_layers(quantized: Iterable[str]) -> list[Finding]:
-    """Finds 4-bit modules that the engine only loads in 16 bits."""
+def check_layers(modules: Modules) -> list[Finding]:
+    """Finds quantized modules that the engine only loads in 16 bits, and FP8 of shapes that its kernels lack."""
     by_reason: dict[str, list[str]] = {}
-    for module in quantized:
+    for module in modules.quantized:
         if why := reason_for_16_bits(module):
             by_reason.setdefault(why, []).append(module)
-    return [
-        error(CHECK, "", modules[0], "16-bit weights", f"NVFP4 in {list_some(modules)}: {why}", _OTHER)
-        for why, modules in by_reason.items()
-    ]
+    findings = []
+    for why, found in by_reason.items():
+        kinds = " and ".join(sorted({str(modules.quantized[module][2]) for module in found}))
+        findings.append(error(CHECK, "", found[0], "16-bit weights", f"{kinds} in {list_some(found)}: {why}", _OTHER))
+    if experts := [module for module in modules.fp8 if EXPERT.match(module) and ".mtp." not in f".{module}"]:
+        got = f"FP8 in {list_some(experts, 2)}"
+        expected = "experts in NVFP4 or 16 bits; the kernel for experts reads no FP8"
+        findings.append(error(CHECK, "", experts[0], expected, got, _OTHER))
+    return findings
 
 
 def check_experts(config: Mapping[str, object], modules: Modules) -> list[Finding]:

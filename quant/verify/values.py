@@ -149,7 +149,7 @@ def _report(shard: str, tensor: str, current: _TensorScan, scan: Scan) -> None:
 def check_zeros(
     modules: Modules, globals_: Mapping[str, float], all_zero: set[str], shards: Mapping[str, str]
 ) -> list[Finding]:
-    """Finds weights that are all zero (warnings), and other linears whose global scale is not positive (errors).
+    """Finds weights that are all zero (warnings), and other NVFP4 linears whose global scale is not positive (errors).
 
     `globals_`: the global scale of each NVFP4 linear, as stored. `shards`: the shard of each tensor.
     """
@@ -163,8 +163,9 @@ def check_zeros(
             name = f"{module}.{layout.global_scale}"
             got = f"{globals_[module]}"
             findings.append(error("global-scale", shards[name], name, "a positive number", got, _AGAIN))
-    for module, shape in modules.plain.items():
-        if len(shape) == 2 and f"{module}.weight" in all_zero:
+    flat = [module for module, shape in modules.plain.items() if len(shape) == 2]
+    for module in (*flat, *modules.fp8):
+        if f"{module}.weight" in all_zero:
             name = f"{module}.weight"
             findings.append(warning("all-zero", shards[name], name, "weights other than 0", "only 0", _ODD))
     return findings

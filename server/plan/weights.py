@@ -83,7 +83,7 @@ def stage_weights(
         layer = layer_of(linear.name)
         if layer is None or layer in layers:
             rows, columns = sharded(linear.name, linear.rows, linear.columns, model, split.tensor)
-            packed = packed_bytes(rows, columns, linear.group_size)
+            packed = linear.kind.packed_bytes(rows, columns)
             sizes.append(rows * columns * dtype_bytes if form == "dense" else packed)
             stored += packed
     plain = sum(
@@ -92,11 +92,6 @@ def stage_weights(
     )
     plain += model.rotary_positions * model.rotary_dim * dtype_bytes  # the table of cosines and sines, one a GPU
     return Weights(sum(sizes), plain, max(sizes, default=0), stored)
-
-
-def packed_bytes(rows: int, columns: int, group_size: int) -> int:
-    """Codes at half a byte, a one-byte scale for each group, a float32 factor for each row (`quant.tensor`)."""
-    return rows * columns // 2 + rows * columns // group_size + 4 * rows
 
 
 def sharded(name: str, rows: int, columns: int, model: Model, tensor: int) -> tuple[int, int]:

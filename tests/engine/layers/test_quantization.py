@@ -17,7 +17,7 @@ from engine.layers.linear import QuasarNvfp4LinearMethod
 from engine.layers.quantization import NAME, QuasarNvfp4Config
 from quant.errors import QuantError
 from quant.formats import compressed_tensors, quantize_config
-from quant.formats.detect import is_nvfp4
+from quant.formats.detect import is_ours
 from quant.formats.scheme import Scheme
 from tests.engine.conftest import AsRank
 from tests.engine.made_layers import config as make_config
@@ -76,7 +76,7 @@ def test_another_method_asked_for_by_name_is_respected() -> None:
 
 
 def test_detection_does_not_mind_odd_configs() -> None:
-    assert not is_nvfp4({"quant_method": CT, "format": None, "config_groups": None})
+    assert not is_ours({"quant_method": CT, "format": None, "config_groups": None})
 
 
 def test_the_config_is_read() -> None:

@@ -40,7 +40,7 @@ def write(folder: Path, config: dict[str, Any], shards: dict[str, dict[str, Entr
 def test_the_public_hybrid_has_496_quantized_linears_and_its_bytes() -> None:
     found = model("27B")
     assert len(found.linears) == 496
-    assert {linear.group_size for linear in found.linears} == {16}
+    assert {linear.kind.columns for linear in found.linears} == {16}
     assert (found.kinds.count("full"), found.kinds.count("linear")) == (16, 48)
     assert found.rotary_dim == 64
     codes_and_scales = sum(linear.rows * linear.columns * 9 // 16 for linear in found.linears)

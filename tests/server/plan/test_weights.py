@@ -6,13 +6,14 @@ from hypothesis import strategies as st
 
 from lookalikes.public_models import dense
 from server.plan.model import describe
-from server.plan.weights import Split, packed_bytes, sharded, stage_layers, weights_per_gpu
+from quant.formats.weights import nvfp4
+from server.plan.weights import Split, sharded, stage_layers, weights_per_gpu
 
 from .models import model
 
 
 def test_a_linear_s_bytes_are_codes_scales_and_row_factors() -> None:
-    assert packed_bytes(64, 32, 16) == 64 * 16 + 64 * 2 + 64 * 4
+    assert nvfp4(16).packed_bytes(64, 32) == 64 * 16 + 64 * 2 + 64 * 4
 
 
 @pytest.mark.parametrize(
