@@ -1,5 +1,5 @@
-# voltserve as images. Targets: `gpu` (Tesla V100) and `cpu` (the same path without a GPU), and each with Ray for several
-# machines, `gpu-ray` and `cpu-ray`. Needs BuildKit.
+# voltserve as images. Targets: `gpu` (Tesla V100), `cpu` (the same path without a GPU), and `ray`: the one that RAY_ON
+# names, with Ray for several machines. Needs BuildKit.
 #   scripts/docker_build.sh gpu     builds with tag and labels; docs/quickstart.md says how to run it
 #
 # The environment of each target is a stage of its own, from which both the compiling stage and the final image start: no
@@ -7,6 +7,8 @@
 
 # A Debian with Python 3.10–3.13 as python3. Has no effect on what is installed: every package is locked by hash.
 ARG BASE_IMAGE=python:3.12-slim-bookworm
+# The image that target `ray` starts from: gpu or cpu.
+ARG RAY_ON=gpu
 
 FROM ${BASE_IMAGE} AS base
 SHELL ["/bin/bash", "-euo", "pipefail", "-c"]
@@ -107,16 +109,8 @@ LABEL org.opencontainers.image.title="voltserve" \
       org.opencontainers.image.revision="${REVISION}" \
       voltserve.vllm="0.28.0" voltserve.torch="2.10.0" voltserve.cuda="12.8"
 
-# The same with Ray, for several machines (docker-compose.ray.yml). One Ray and one Python on all of them.
-FROM cpu AS cpu-ray
-USER 0
-RUN --mount=type=bind,from=tools,source=/opt/tools,target=/opt/tools --mount=type=cache,target=/cache/uv \
-    --mount=type=bind,source=requirements/ray.lock,target=/src/requirements/ray.lock \
-    export UV_CACHE_DIR=/cache/uv ${PYPI_INDEX:+UV_DEFAULT_INDEX=$PYPI_INDEX} && \
-    /opt/tools/bin/uv pip install --no-deps --require-hashes --compile-bytecode -r /src/requirements/ray.lock
-USER 10001
-
-FROM gpu AS gpu-ray
+# Either image with Ray, for several machines (docker-compose.ray.yml). One Ray and one Python on all of them.
+FROM ${RAY_ON} AS ray
 USER 0
 RUN --mount=type=bind,from=tools,source=/opt/tools,target=/opt/tools --mount=type=cache,target=/cache/uv \
     --mount=type=bind,source=requirements/ray.lock,target=/src/requirements/ray.lock \

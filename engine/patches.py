@@ -159,6 +159,23 @@ def _after_whole_characters(original: Any) -> Any:
     return prompt_ends.after_whole_characters(original)
 
 
+def _without_amx_kernels(_original: Callable[..., Any]) -> Callable[..., Any]:
+    def supported() -> bool:
+        return False
+
+    return supported
+
+
+def _expanded(original: Callable[..., Any]) -> Callable[..., Any]:
+    def expand(x: Any, cu_num_tokens: Any, num_tokens: int, replace_from: int = 0, replace_to: int = 0) -> Any:
+        if x.device.type != "cpu":
+            return original(x, cu_num_tokens, num_tokens, replace_from, replace_to)
+        expanded = x.repeat_interleave(cu_num_tokens.diff(prepend=cu_num_tokens.new_zeros(1)))
+        return expanded.masked_fill(expanded == replace_from, replace_to)
+
+    return expand
+
+
 def is_loopback(hostname: str) -> bool:
     """Whether `hostname` is a loopback address or `localhost`."""
     try:
@@ -176,6 +193,15 @@ MANIFEST = (
         make=_store_on_its_own_address,
         reason="its store listens on every interface even if the rendezvous address is a loopback one",
         drop_when="torch binds the store of a tcp:// rendezvous to the given host name",
+    ),
+    Patch(
+        target="torch.cpu:_is_amx_tile_supported",
+        distribution="torch",
+        version="2.10.0",
+        fingerprint="116c255fa77e3a783ab06ae3d47355fe4f38b07db6bc6e5f689769131a5ee7cc",
+        make=_without_amx_kernels,
+        reason="vLLM asks it whether to multiply small 16-bit matrices by its own AMX kernels, which are not installed",
+        drop_when="vLLM asks whether its AMX kernels are there",
     ),
     Patch(
         target="vllm.v1.sample.ops.topk_topp_sampler:TopKTopPSampler.forward_cpu",
@@ -209,6 +235,16 @@ MANIFEST = (
 
 # Applied when a worker loads its model, since importing the originals initializes CUDA.
 IN_WORKERS = (
+    Patch(
+        target="vllm.v1.sample.rejection_sampler:expand_batch_to_tokens",
+        distribution="vllm",
+        version="0.28.0",
+        fingerprint="66705fcbad69285d9d91eda5272cea54e4aabf0f58e2db24e5eba1282bf03848",
+        make=_expanded,
+        reason="on CPUs it returns memory that nobody has written, so drafts are judged at random temperatures: its "
+        "kernel writes to a copy of the result in int64",
+        drop_when="vLLM's _expand_kernel_impl writes its result back",
+    ),
     Patch(
         target="vllm.v1.worker.gpu_model_runner:GPUModelRunner._prepare_input_ids",
         distribution="vllm",

@@ -16,6 +16,7 @@ from vllm.platforms.cuda import CudaPlatform
 from vllm.platforms.interface import DeviceCapability
 
 from engine import gpus, progress, volta
+from engine.operators import check
 from engine.steps import recording
 
 if TYPE_CHECKING:
@@ -109,6 +110,7 @@ class VoltaPlatform(CudaPlatform):  # type: ignore[misc]  # vLLM's classes are u
             ValueError: a dtype that a V100 does not compute in, for the model or its cache.
         """
         super().check_and_update_config(vllm_config)
+        check.refuse(vllm_config)
         model, cache_config, parallel = vllm_config.model_config, vllm_config.cache_config, vllm_config.parallel_config
         if model is None:
             return

@@ -27,9 +27,9 @@ def platform() -> str:
 
     vLLM swallows exceptions raised here, so `register` raises a refusal. It asks before it imports its own libraries.
     """
-    from engine import operators
+    from engine.operators import installation
 
-    operators.install()
+    installation.install()
     for name, value in DEFAULTS.items():
         os.environ.setdefault(name, value)
     return PLATFORMS[_chosen_platform().choice]

@@ -1,6 +1,6 @@
-"""Builds voltserve_kernels/ops.so: each source with its own flags, straight with g++.
+"""Builds voltserve_kernels/ops.so with g++: each source has flags of its own.
 
-The object uses torch's stable ABI and no Python at all: one wheel serves torch 2.10 and Python 3.10, and all later.
+The object uses torch's stable ABI and no Python. One wheel therefore serves torch 2.10, Python 3.10 and all later ones.
 """
 
 import os
@@ -34,7 +34,7 @@ SOURCES: dict[str, list[str]] = {
 }
 if platform.machine() == "x86_64":
     SOURCES["cpu/avx2.cpp"] = ["-mavx2", "-mfma", "-mf16c"]
-    # g++ 12 takes its own headers' deliberately undefined registers for a mistake (GCC bug 105593).
+    # g++ 12 warns of registers that its own headers leave undefined on purpose (GCC bug 105593).
     SOURCES["cpu/avx512.cpp"] = ["-mavx512f", "-mavx512bw", "-Wno-maybe-uninitialized", "-Wno-uninitialized"]
 
 # `make kernels-cuda` sets these: the CUDA kernels' objects as scripts/build_cuda.sh leaves them, and their toolkit.
@@ -45,7 +45,7 @@ CUDA_OBJECTS = [
 ]
 CUDA_HOME = Path(os.environ.get("CUDA_HOME", ""))
 CUDA_LIBRARIES: list[str] = []
-if not CUDA_OBJECTS:  # among them otherwise
+if not CUDA_OBJECTS:  # they include it otherwise
     SOURCES["cuda/linear/plan.cpp"] = []
 if CUDA_OBJECTS:
     for ops in sorted(Path("cuda").glob("*/ops.cpp")):

@@ -7,6 +7,8 @@ public_models   shapes of public models as header entries, without any file
 quasar_config   config.json of Qwen3.8-27B-QUASAR-NVFP4, at its true sizes and small
 quasar          a small model of that configuration, beside its dequantized twin
 random_models   small random models in every format that is read, beside their twins
+checkpoint_writer    random shards and their index
+decoder_checkpoints, hybrid_checkpoint    random checkpoints of true sizes
 linears         one linear's tensors, beside its values
 auto_round      AutoRound's quantization_config
 """

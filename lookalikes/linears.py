@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from quant import e4m3
 from quant.formats.compressed_tensors import GLOBAL, PACKED, SCALE
 
 E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], dtype=torch.float64)
@@ -24,7 +25,7 @@ def member(rows: int, columns: int, divisor: float, group_size: int = 16, seed: 
     generator = torch.Generator().manual_seed(seed)
     codes = torch.randint(0, 16, (rows, columns), generator=generator, dtype=torch.uint8)
     # Every E4M3 code but NaN and negative ones.
-    scale = torch.randint(0, 0x7F, (rows, columns // group_size), generator=generator, dtype=torch.uint8)
+    scale = torch.randint(0, e4m3.NAN, (rows, columns // group_size), generator=generator, dtype=torch.uint8)
     scale = scale.view(torch.float8_e4m3fn)
     exact = E2M1[codes.long()] * scale.double().repeat_interleave(group_size, dim=1)
     # float32 holds the reciprocal of the divisor: the one rounding that the internal tensor is allowed.

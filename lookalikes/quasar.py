@@ -1,10 +1,10 @@
 """Small look-alikes of QUASAR-QAT/Qwen3.8-27B-QUASAR-NVFP4, a Qwen3_5ForConditionalGeneration.
 
-Tensor names and dtypes are the public checkpoint's (its index), as the config is (quasar_config.py). Scaled down are
-hidden and head sizes, layers and vocabulary; the numbers of heads are true, and so the widths that fit no tile: the
-inputs of a Gated-DeltaNet layer are 2144 wide together, which is 96 beyond a multiple of 128 as the original's 16480
-are (1072 and 536 a rank at TP=2 and TP=4), of which in_proj_b and in_proj_a have 48 each. Fused members carry
-different globals. A vision tower is there; an MTP layer is declared and, as in the original, its tensors are missing.
+Tensor names and dtypes are the public checkpoint's (its index), and so is the config (quasar_config.py). Hidden and
+head sizes, layers and vocabulary are scaled down. The numbers of heads are true, and so are the widths that fit no
+tile. The inputs of a Gated DeltaNet layer are 2144 wide together: 96 beyond a multiple of 128, as the original's 16480.
+in_proj_b and in_proj_a have 48 of these each. A rank holds 1072 at TP=2, and 536 at TP=4. Fused members have different
+globals. A vision tower is there. An MTP layer is declared, but its tensors are missing, as in the original.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""What an all-reduce costs two GPUs, computed: ours (kernels/cuda/all_reduce/all_reduce.cuh, norm.cuh) and NCCL's.
+"""Computes what an all-reduce costs two GPUs: ours (kernels/cuda/all_reduce/all_reduce.cuh, norm.cuh) and NCCL's.
 
     python -m perfmodel.all_reduce_model docs/results/all-reduce-h200-DATE.json --output F.json
 
@@ -6,9 +6,9 @@
     ours with norm     the same + norm: the addition to the residual and its RMS norm in the same kernel
     NCCL               latency + bytes / rate
 
-A look that comes too early costs half of one more on average, hence 1.5 read. Lines carry 14 bytes in 16. The command
-sets the model with an H200's constants beside the times of scripts/gpu_tp2/reduce.py there, and writes what it makes of
-two V100s.
+A read that is too early costs half of another read on average, hence 1.5 read. Lines carry 14 bytes of data in 16. The
+command compares the model, with an H200's constants, with the times that scripts/gpu_tp2/reduce.py measured there. It
+then writes the times for two V100s.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Nccl:
-    """Seconds, and bytes a second each way."""
+    """Seconds, and bytes per second each way."""
 
     latency: float
     rate: float
     source: str
 
     def seconds(self, size: int) -> float:
-        """Of an all-reduce, or a gathering, of `size` bytes of each rank."""
+        """The time of an all-reduce, or of a gather, of `size` bytes per rank."""
         return self.latency + size / self.rate
 
 
 @dataclass(frozen=True)
 class Ours:
-    """Seconds, and bytes a second each way at the same time."""
+    """Seconds, and bytes per second each way at the same time."""
 
-    kernel: float  # of a kernel in a graph that waits for nothing
+    kernel: float  # a kernel in a graph that waits for nothing
     write: float  # until others can read what was written
     read: float  # of where the ranks meet
     rate: float
@@ -46,7 +46,7 @@ class Ours:
     source: str
 
     def seconds(self, size: int) -> float:
-        """Of an all-reduce of `size` bytes of each rank."""
+        """The time of an all-reduce of `size` bytes per rank."""
         return self.kernel + self.write + 1.5 * self.read + 8 / 7 * size / self.rate
 
     def seconds_with_norm(self, size: int) -> float:

@@ -1,24 +1,24 @@
-"""Predicts the time of attention on a V100 from machine code, ours and, beside it, that of vLLM's Triton kernel.
+"""Predicts the time of attention on a V100 from machine code: ours, and vLLM's Triton kernel for comparison.
 
     python -m perfmodel.attention_model --gpu v100-pcie --cuda-home DIR [--vllm FOLDER] --output NAME.json
     python -m perfmodel.attention_model --gpu h200 --cuda-home DIR --library build/cuda-80-90/libvoltserve_cuda.so \
         --validate BENCH.json
 
-As perfmodel/sass_model.py does, whose GPUs it takes: the main loop (the innermost with the products)
-walks one tile of cached positions. All of its instructions are counted, the paths for masks and soft caps included
-that most tiles skip. With B tiles of all blocks, W warps a block and P multiprocessors,
+The model is that of perfmodel/sass_model.py, and so are its GPUs. The main loop is the innermost loop with the matrix
+products; it walks one tile of cached positions. All of its instructions are counted, even the paths for masks and soft
+caps, which most tiles skip. With B tiles of all blocks, W warps per block and P multiprocessors,
 
     issue  = B * W / P * loop / 4 schedulers / issue_efficiency, and likewise for each pipe with its cycles
     memory = the cache read once at the read ceiling, or every block's reads at the L2's rate
     time   = fixed + (issue^4 + max pipe^4 + memory^4)^(1/4)
 
-fixed is sass_model.py's seconds of a launch, and as many once more where a decoding step adds its runs up.
+fixed is sass_model.py's time of a launch. It counts twice where a decoding step merges its splits.
 
-Beyond that model, shared memory and loads take as long as their bytes at 128 a clock and multiprocessor, whatever is
-broadcast, shuffles a clock, and special functions 16 lanes a clock (NVIDIA's table of instruction throughput).
-It has no latencies: it is an upper bound of speed, as far as HMMA chains and barriers stall.
+Three rates go beyond that model (NVIDIA's table of instruction throughput). Shared memory and loads move 128 bytes per
+clock and multiprocessor, broadcast or not; a shuffle takes one clock. Special functions compute 16 lanes per clock. The
+model has no latencies, so its speed is an upper bound where HMMA chains and barriers stall.
 
-Triton's kernel is compiled for sm_70 as vLLM launches it for a prompt: no tensor cores, products are FFMA.
+Triton's kernel is compiled for sm_70 as vLLM launches it for a prompt. It uses no tensor cores; its products are FFMA.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from kernels.tools.native_attention import AttentionLibrary
 from perfmodel.sass_model import GPUS, Constants, Gpu, Instruction, disassemble, parse
 from perfmodel.shapes import ATTENTION, BATCHES, SKEWED
 
-# As fitted to the fused linear kernels of 2026-11-29 on an H200; how far they carry here is what --validate says.
+# Fitted to the fused linear kernels of 2026-11-29 on an H200. --validate says how well they hold here.
 FITTED = Constants(4.5e-6, 0.8, 0.5)
 PIPES = {
     "fma": ("FFMA", "FMUL", "FADD", "IMAD"),
@@ -90,7 +90,7 @@ def main_loop(name: str, instructions: Sequence[Instruction]) -> list[Instructio
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel's main loop, and the block it runs in: rows by cached positions a turn."""
+    """A kernel's main loop, and the block that runs it: rows by cached positions per iteration."""
 
     name: str
     loop: tuple[Instruction, ...]
@@ -102,8 +102,8 @@ class Kernel:
         """Instructions of the loop with this name, without modifiers."""
         return sum(i.name.split(".")[0] == base for i in self.loop)
 
-    def turn(self, gpu: Gpu) -> tuple[float, float, str]:
-        """Seconds of a multiprocessor for one turn of a block: issuing, the busiest pipe, and which that is."""
+    def iteration(self, gpu: Gpu) -> tuple[float, float, str]:
+        """Seconds of a multiprocessor for one iteration of a block: issue, the busiest pipe, and its name."""
         busy: dict[str, float] = defaultdict(float)
         for instruction in self.loop:
             pipe, taken = cycles(instruction, gpu)
@@ -119,8 +119,8 @@ def blend(*bounds: float) -> float:
     return math.pow(sum(bound**4 for bound in bounds), 0.25)
 
 
-def causal_turns(kernel: Kernel, new: int, before: int, group: int) -> int:
-    """Turns of all blocks of a key head: each block of rows walks what its last row sees."""
+def causal_iterations(kernel: Kernel, new: int, before: int, group: int) -> int:
+    """Iterations of all blocks of a key head: each block of rows walks what its last row sees."""
     rows = new * group
     tiles = range(0, rows, kernel.rows)
     return sum(math.ceil((before + (min(t + kernel.rows, rows) - 1) // group + 1) / kernel.positions) for t in tiles)
@@ -129,10 +129,12 @@ def causal_turns(kernel: Kernel, new: int, before: int, group: int) -> int:
 def prompt(gpu: Gpu, kernel: Kernel, heads: tuple[int, int, int], new: int, before: int) -> dict[str, Any]:
     """A row of the table of prompts: one request of `new` tokens after `before`."""
     q_heads, kv_heads, head_dim = heads
-    turns = kv_heads * causal_turns(kernel, new, before, q_heads // kv_heads)
-    issue, pipe, busiest = kernel.turn(gpu)
-    cache = 4 * head_dim * kernel.positions * turns / gpu.l2_bytes_s
-    seconds = FITTED.fixed_seconds + blend(turns / gpu.processors * issue, turns / gpu.processors * pipe, cache)
+    iterations = kv_heads * causal_iterations(kernel, new, before, q_heads // kv_heads)
+    issue, pipe, busiest = kernel.iteration(gpu)
+    cache = 4 * head_dim * kernel.positions * iterations / gpu.l2_bytes_s
+    seconds = FITTED.fixed_seconds + blend(
+        iterations / gpu.processors * issue, iterations / gpu.processors * pipe, cache
+    )
     seen = sum(before + t + 1 for t in range(new))
     return {
         "us": round(seconds * 1e6, 1), "tflop_s": round(4 * head_dim * q_heads * seen / seconds / 1e12, 1),
@@ -143,13 +145,15 @@ def prompt(gpu: Gpu, kernel: Kernel, heads: tuple[int, int, int], new: int, befo
 def decode(gpu: Gpu, kernel: Kernel, heads: tuple[int, int, int], positions: Sequence[int]) -> dict[str, Any]:
     """A row of the table of decoding steps."""
     _, kv_heads, head_dim = heads
-    turns = kv_heads * sum(math.ceil(p / kernel.positions) for p in positions)
-    issue, pipe, busiest = kernel.turn(gpu)
+    iterations = kv_heads * sum(math.ceil(p / kernel.positions) for p in positions)
+    issue, pipe, busiest = kernel.iteration(gpu)
     read = 4 * head_dim * kv_heads * sum(positions) / gpu.read_bytes_s
-    seconds = 2 * FITTED.fixed_seconds + blend(turns / gpu.processors * issue, turns / gpu.processors * pipe, read)
+    seconds = 2 * FITTED.fixed_seconds + blend(
+        iterations / gpu.processors * issue, iterations / gpu.processors * pipe, read
+    )
     return {
         "us": round(seconds * 1e6, 1), "of_read": round(read / seconds, 3), "read_us": round(read * 1e6, 1),
-        "issue_us": round(turns / gpu.processors * issue * 1e6, 1), "busiest_pipe": busiest,
+        "issue_us": round(iterations / gpu.processors * issue * 1e6, 1), "busiest_pipe": busiest,
     }  # fmt: skip
 
 
@@ -183,7 +187,7 @@ class Model:
 
 
 def triton_prefill(vllm: Path, head_dim: int, group: int, cuda_home: Path) -> Kernel:
-    """vLLM's kernel for prompts, compiled for sm_70 with `group` query heads a key head."""
+    """vLLM's kernel for prompts, compiled for sm_70 with `group` query heads per key head."""
     binary, warps, rows, positions = triton_peer.compile_prefill(triton_peer.load(vllm), head_dim, group)
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(binary)

@@ -1,24 +1,24 @@
-"""Computes what a 32B NVFP4 model decodes on two V100s, from the kernels' machine code and stated costs of the rest.
+"""Computes how fast two V100s decode a 32B NVFP4 model, from the kernels' machine code and stated costs of the rest.
 
     python -m perfmodel.dense_table --cuda-home DIR --measured docs/results/e2e-h200-32b-eager-DATE.json
         --graphs docs/results/e2e-h200-32b-fused-DATE.json --output F.json
 
 Nothing here was run on a V100. A step of M sequences at tensor parallelism 2 is
 
-    64 layers of (four products, attention, small kernels, two all-reduces) + lm_head + gathering logits + host
+    64 layers of (four GEMMs, attention, small kernels, two all-reduces) + lm_head + gathering logits + host
 
-products        perfmodel/sass_model.py, from the sm_70 machine code
-attention       perfmodel/attention_model.py, from the sm_70 machine code, over what it foretold of the time that an
-                H200 took
-small kernels   norms of heads with rotation and cache, and the gate: each as long as the shortest kernel in a graph.
+GEMMs           perfmodel/sass_model.py, from the sm_70 machine code
+attention       perfmodel/attention_model.py, from the sm_70 machine code; divided by its ratio of predicted to measured
+                time on an H200
+small kernels   norms of heads with rotation and cache, and the gate: each as long as the shortest kernel in a graph
 all-reduce      perfmodel/all_reduce_model.py: ours with addition and norm, over PCIe through host memory, over NVLink
                 through peer memory
 lm_head         float16, bound by reading
-host            twice what was measured beside an H200, since the processors beside V100s are older: in graphs the
-                longest time that the GPU waits for the host (--graphs), eager a recorded step (--measured; at 16 and
-                32 streams the H200 itself is part of it)
+host            twice the time measured beside an H200, since the processors beside V100s are older. In graphs: the
+                longest time that the GPU waits for the host (--graphs). Eager: a recorded step (--measured; at 16
+                and 32 streams it includes the H200's own time)
 
-In eager mode host and GPU overlap, so the longer of a step's launches and a step in graphs counts.
+In eager mode host and GPU overlap. The longer of two times counts: a step's launches, and a step in graphs.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ HEADS = (64 // RANKS, 8 // RANKS, 128)  # query and key heads of one rank, head 
 CONTEXT = 512  # tokens a sequence has in its cache
 REFERENCE = {1: 18, 8: 95, 16: 130, 32: 140}  # the reference document's 2 x V100 16 GB PCIe, eager
 GOAL = {1: 60, 8: 400, 16: 700, 32: 1000}  # in graphs
-OLDER_HOST = 2  # how much longer the host's work takes on a processor of the V100's time, stated
+OLDER_HOST = 2  # stated: the host's work takes this much longer on a processor of the V100's time
 
 
 @dataclass(frozen=True)
 class Costs:
-    """What is stated, in seconds and bytes a second."""
+    """The stated costs, in seconds and bytes per second."""
 
     small_kernels: int = 2
     kernel_seconds: float = 3e-6

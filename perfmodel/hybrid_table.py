@@ -1,17 +1,17 @@
-"""Computes whether Qwen3.8-27B-QUASAR-NVFP4 fits two V100 16 GB, and what it decodes there.
+"""Computes whether Qwen3.8-27B-QUASAR-NVFP4 fits two V100 16 GB, and how fast it decodes there.
 
     python -m perfmodel.hybrid_table --cuda-home DIR --graphs docs/results/e2e-h200-32b-fused-DATE.json
         --output docs/results/v100-27b-computed-DATE.json
 
-Nothing here was run on a V100. Memory is `voltserve plan`'s, text only. A step is computed as perfmodel/dense_table.py
-does it, of which links and costs are taken; what a Gated DeltaNet layer adds is
+Nothing here was run on a V100. Memory is `voltserve plan`'s, text only. A step is computed as in
+perfmodel/dense_table.py, with the same links and costs. A Gated DeltaNet layer adds
 
-    delta rule     reading and writing 24 states of 128 x 128 float32 a sequence, at a share of the copy rate, and a
-                   fixed time; both as fitted to the times measured on an H200 (--measured)
+    delta rule     reading and writing 24 states of 128 x 128 float32 per sequence, at a share of the copy rate, and a
+                   fixed time; both are fitted to the times measured on an H200 (--measured)
     convolution    one short kernel
 
-Prompts: the delta rule's scan depends on chains of instructions, so that its cycles on an H200 are taken at the V100's
-clock; it is set beside the linear layers at the rate that cuBLAS reaches.
+Prompts: chains of dependent instructions bound the delta rule's scan. Its time is its cycles on an H200 at the V100's
+clock. The linear layers run at the rate that cuBLAS reaches.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ MLP = ((17408, 5120), (5120, 8704))  # gate_up, down of one rank
 LINEAR = ((8192, 5120), (48, 5120), (5120, 3072), *MLP)  # in_proj_qkvz, in_proj_ba, out_proj
 FULL = ((7168, 5120), (5120, 3072), *MLP)  # qkv with the queries' gate, o
 HEADS = (24 // RANKS, 4 // RANKS, 256)  # query and key heads of one rank, head size
-STATE_BYTES = 2 * 4 * 24 * 128 * 128  # read and written: a sequence, a layer, a rank
+STATE_BYTES = 2 * 4 * 24 * 128 * 128  # read and written, per sequence, layer and rank
 PROMPT = 2048  # tokens of a step
 STREAMS, CONTEXTS = (1, 8, 16, 32), (3072, 8192, 32768)
 ANCHORS = {
@@ -55,13 +55,13 @@ ANCHORS = {
 
 @dataclass(frozen=True)
 class HybridCosts(Costs):
-    """What is stated beside v100_table.py's costs; kernels a layer, in graphs."""
+    """The stated costs beyond those of dense_table.py; kernels per layer, in graphs."""
 
     # Two norms of 3 (add, norm, to float16), gated norm, SiLU, zeros, convolution; copies of both gates, z and output.
     linear_small_kernels: int = 14
     # Two norms, norms of q and k, positions of 3, cache, gate of 2, SiLU; copies of q, gate and output.
     full_small_kernels: int = 22
-    copy_bytes_s: float = 822e9  # measured by others on a V100, read and written
+    copy_bytes_s: float = 822e9  # published for a V100; read and written bytes both counted
     h200_copy_bytes_s: float = 4.3e12
     h200_clock_hz: float = 1.98e9
     cublas_flop_s: float = 95e12

@@ -2,12 +2,12 @@
 
     python -m perfmodel.model_validation --bench BENCH.json --cuda-home DIR --output docs/results/NAME.json
 
-BENCH.json is a result of scripts/bench_gpu.py, whose kernels were build/cuda-80-90/libvoltserve_cuda.so. The halves are
-models: fitted to Qwen3.8-27B's layers, tested on Qwen3-32B's, which have other shapes. The fit is the triple of a grid
-with the smallest mean square of log(predicted / measured).
+BENCH.json is a result of scripts/bench_gpu.py with build/cuda-80-90/libvoltserve_cuda.so. Each half is one model's
+layers. The constants are fitted to Qwen3.8-27B's and tested on Qwen3-32B's, which have other shapes. The fit is the
+triple of a grid with the smallest mean square of log(predicted / measured).
 
-Only M <= 8: with more tokens registers leave two warps a scheduler, whose latencies are not in the model. Those points
-are stated apart, with the same constants.
+The fit uses M <= 8 only. With more tokens registers leave two warps per scheduler, and the model has no latencies.
+Those points are reported apart, with the same constants.
 """
 
 from __future__ import annotations

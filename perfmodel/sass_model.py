@@ -1,19 +1,23 @@
 """Predicts the time of the fused linear kernels on a GPU from their machine code.
 
     python -m perfmodel.sass_model --gpu v100-pcie --cuda-home DIR --output docs/results/NAME.json
-cuobjdump prints the SASS of the kernel that the plan picks; the main loop is the innermost one that loads weights. Its
-instructions are counted by the pipe that executes them, and so are those outside it, run once for each tile that a
-block works on. With W warps a block, S stages and R tiles a block, and B blocks on the busiest multiprocessor,
+
+cuobjdump prints the SASS of the kernel that the plan picks. The main loop is the innermost loop that loads weights. Its
+instructions are counted by the pipe that executes them. So are those outside it, which run once per tile of a block.
+With W warps, S stages and R tiles per block, and B blocks on the busiest multiprocessor,
 
     issue  = B * W * (S * loop + R * once) / 4 schedulers
     pipe p = B * W * (S * loop_p + R * once_p) * cycles_p / 4
     memory = bytes / read ceiling: weights from DRAM once; or weights, activations and shared sums at the L2's rate
     time   = fixed + (issue^4 + max pipe^4 + memory^4)^(1/4)
 
-The fourth-power sum rounds the corner where two bounds are close. Cycles per warp instruction: Jia et al., "Dissecting
-the NVIDIA Volta GPU Architecture via Microbenchmarking", arXiv 1804.06826, and the table of instruction throughput by
-compute capability in NVIDIA's CUDA C++ Programming Guide. Three numbers are fitted, on half of what an H200 measured,
-and used unchanged for the other half (model_validation.py) and for the V100: Constants.
+The fourth-power sum rounds the corner where two bounds are close. Cycles per warp instruction are from two sources:
+
+    Jia et al., "Dissecting the NVIDIA Volta GPU Architecture via Microbenchmarking", arXiv 1804.06826
+    NVIDIA's CUDA C++ Programming Guide, instruction throughput by compute capability
+
+Three numbers are fitted (Constants), on half of what an H200 measured. They are used unchanged for the other half
+(model_validation.py) and for the V100.
 """
 
 from __future__ import annotations
@@ -37,7 +41,7 @@ from perfmodel.shapes import LINEAR
 
 @dataclass(frozen=True)
 class Gpu:
-    """What the model knows of a GPU. `cycles`: scheduler cycles a warp instruction keeps each pipe busy."""
+    """What the model knows of a GPU. `cycles`: scheduler cycles for which a warp instruction keeps each pipe busy."""
 
     name: str
     arch: int
@@ -47,16 +51,16 @@ class Gpu:
     l2_bytes_s: float
     cycles: Mapping[str, float]
     copy_bytes_s: float  # read and written bytes both counted
-    cublas_flops: float  # of fp16 products, as others measured it
+    cublas_flops: float  # fp16, published
     registers: int = 65536
     shared_bytes: int = 96 * 1024
     max_warps: int = 64
 
 
-# lsu: one unit for four schedulers; 2.5 cycles an instruction there, from ncu's wavefronts on an H200.
+# lsu: one unit for four schedulers, 2.5 cycles per instruction (ncu's wavefronts on an H200).
 _VOLTA = {"fma": 2, "alu": 2, "half": 2, "tensor": 2, "lsu": 10, "other": 1}
-# From Ampere on the fp32 lanes are doubled and execute fp16 as well; integer multiplication keeps half the rate. An
-# mma.m16n8k16 is 4096 operations, and 647 TFLOP/s were seen with instructions of this kind.
+# From Ampere on the fp32 lanes are doubled and execute fp16 as well. Integer multiplication keeps half the rate. An
+# mma.m16n8k16 is 4096 operations; 647 TFLOP/s were measured with instructions of this kind.
 _HOPPER = {"fma": 1, "alu": 2, "half": 1, "tensor": 6.5, "lsu": 10, "other": 1}
 GPUS = {
     "v100-pcie": Gpu("V100 PCIe", 70, 80, 1.38e9, 879e9, 2150e9, _VOLTA, 822e9, 95e12),
@@ -67,10 +71,11 @@ GPUS = {
 
 @dataclass(frozen=True)
 class Constants:
-    """What is fitted.
+    """The three fitted numbers.
 
-    Seconds of launch, first load and last store; the share of issue slots that can be used; the share of the
-    instructions outside the loop that a block runs, since it writes a tile either alone or shared.
+    fixed_seconds: launch, first load and last store. issue_efficiency: the share of issue slots that can be used.
+    once_executed: the share of the instructions outside the loop that a block runs. It writes a tile either alone or
+    with others.
     """
 
     fixed_seconds: float
@@ -173,7 +178,7 @@ def _loads_weights(instruction: Instruction) -> bool:
 
 
 def split(name: str, instructions: Sequence[Instruction]) -> Kernel:
-    """Finds the main loop: the innermost one that loads weights, which are the only 128-bit loads past L1.
+    """Finds the main loop: the innermost one that loads weights. Only weights are 128-bit loads past L1.
 
     Raises ValueError if there is none.
     """
@@ -207,7 +212,7 @@ def by_pipe(instructions: Iterable[Instruction]) -> Counter[str]:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Seconds, and the bounds it came from."""
+    """Seconds, and the bounds that they follow from."""
 
     seconds: float
     memory: float
@@ -254,7 +259,7 @@ def predict(
 
 
 def predict_dense(gpu: Gpu, m: int, n: int, k: int, group: int) -> tuple[float, float]:
-    """Seconds of dequantizing a weight and of cuBLAS's product: what the plan has for many tokens."""
+    """Seconds to dequantize a weight, and of cuBLAS's GEMM: the plan's path for many tokens."""
     dequantize = n * k * (0.5 + 1 / group + 2) / (gpu.copy_bytes_s * DEQUANTIZE_OF_COPY)
     return FITTED.fixed_seconds + dequantize, FITTED.fixed_seconds + 2 * m * n * k / gpu.cublas_flops
 

@@ -1,16 +1,20 @@
-"""How many cycles a kernel's main loop takes a scheduler when its instructions wait for each other.
+"""Computes how many scheduler cycles a kernel's main loop takes when its instructions wait for each other.
 
     python -m perfmodel.sass_schedule --gpu v100-pcie --cuda-home DIR --output docs/results/NAME.json
 
-sass_model.py counts instructions; with two warps a scheduler, as kernels for many tokens have, dependencies cost as
-much. From Volta on they are in the machine code: each instruction says how many cycles its warp waits after it, which
-of six counters it holds until its result (or its operands' reading) is done, and for which counters it waits first
-(Jia et al., arXiv 1804.06826, section 2). Here one scheduler runs its warps through the loop, one instruction a cycle;
-a pipe is busy for sass_model's cycles. Memory is taken to be fast enough: a load costs its latency only.
+sass_model.py counts instructions. Kernels for many tokens have two warps per scheduler, so that dependencies cost as
+much. From Volta on the machine code holds them (Jia et al., arXiv 1804.06826, section 2). Each instruction says
 
-What is known of latencies is in LATENCIES; that of a product (HMMA) is given as a range, since the public figures are:
-four steps of a mma.m8n8k4 start 2 apart and a product on the same sums can start 10 after the first (Raihan et al.,
-arXiv 1811.08309), so 4 after the last, but a counter may be released later.
+    how many cycles its warp waits after it
+    which of six counters it holds until its result arrived, or its operands were read
+    which counters it waits for first
+
+Here one scheduler runs its warps through the loop, one instruction per cycle. A pipe is busy for sass_model's cycles.
+Memory is taken to be fast enough: a load costs its latency only.
+
+LATENCIES holds the known latencies. HMMA's is a range. Four steps of an mma.m8n8k4 start 2 cycles apart. The next one
+on the same sums can start 10 after the first (Raihan et al., arXiv 1811.08309), which is 4 after the last. A counter
+may be released later.
 """
 
 from __future__ import annotations
@@ -29,13 +33,13 @@ from perfmodel.sass_model import GPUS, MATCHES, Gpu, Instruction, Model
 VARIANTS = ("mma16", "mma32", "mma64", "mma128")
 HMMA_LATENCIES = (12, 16, 24)
 LATENCIES = {"LDS": 36, "LDG": 700, "STS": 20, "BAR": 30}
-OTHER_LATENCY = 20  # of what sets a counter and is not above
-PASSES, WARM_UP = 12, 4  # through the loop
+OTHER_LATENCY = 20  # what sets a counter and is not listed above
+PASSES, WARM_UP = 12, 4  # passes through the loop
 
 
 @dataclass(frozen=True)
 class Step:
-    """What the scheduler must know of an instruction."""
+    """What the scheduler needs of an instruction."""
 
     pipe: str
     stall: int  # cycles before its warp's next
@@ -45,16 +49,16 @@ class Step:
 
 @dataclass
 class Warp:
-    """A warp's place in the loop, and until when its counters are held."""
+    """A warp's position in the loop, and until when its counters are held."""
 
     ready: int
     at: int = 0
     held: list[int] = field(default_factory=lambda: [0] * 6)
-    ends: list[int] = field(default_factory=list)  # the cycles at which it came through the loop
+    ends: list[int] = field(default_factory=list)  # the cycle at which it finished each pass
 
 
 def decode(instruction: Instruction, hmma_latency: int) -> Step:
-    """The control bits: stall 4, yield 1, counter for the result 3, for the operands 3, mask of those waited for 6."""
+    """The control bits: stall 4, yield 1, counter of the result 3, of the operands 3, counters to wait for 6."""
     control, name = instruction.control, instruction.name.split(".")[0]
     latency = hmma_latency if name == "HMMA" else LATENCIES.get(name, OTHER_LATENCY)
     result, operands = control >> 5 & 7, control >> 8 & 7
@@ -67,14 +71,14 @@ def decode(instruction: Instruction, hmma_latency: int) -> Step:
 
 
 def cycles(loop: Sequence[Instruction], warps: int, gpu: Gpu, hmma_latency: int) -> float:
-    """Cycles of one scheduler for one warp's way through the loop, with `warps` of them sharing it."""
+    """Cycles of one scheduler per pass of one warp through the loop, while `warps` share it."""
     steps = [decode(instruction, hmma_latency) for instruction in loop]
     running = [Warp(ready=number * len(loop) // warps) for number in range(warps)]
     busy: dict[str, float] = {}
     now = last = 0
     while any(len(warp.ends) < PASSES for warp in running):
-        for turn in range(1, warps + 1):  # in turn
-            warp = running[(last + turn) % warps]
+        for after in range(1, warps + 1):  # round robin
+            warp = running[(last + after) % warps]
             step = steps[warp.at]
             waiting = warp.ready > now or any(warp.held[counter] > now for counter in step.waits)
             if not waiting and busy.get(step.pipe, 0) <= now:
@@ -82,7 +86,7 @@ def cycles(loop: Sequence[Instruction], warps: int, gpu: Gpu, hmma_latency: int)
         else:
             now += 1
             continue
-        last = (last + turn) % warps
+        last = (last + after) % warps
         busy[step.pipe] = now + gpu.cycles[step.pipe]
         warp.ready = now + step.stall
         for counter, latency in step.holds:
@@ -96,7 +100,7 @@ def cycles(loop: Sequence[Instruction], warps: int, gpu: Gpu, hmma_latency: int)
 
 
 def rows(model: Model, group: int = 16) -> list[dict[str, Any]]:
-    """For each variant and latency: cycles a stage and warp, the share of issue slots, TFLOP/s of the whole GPU."""
+    """For each variant and latency: cycles per stage and warp, the share of issue slots, TFLOP/s of the whole GPU."""
     gpu, table = model.gpu, []
     for name in VARIANTS:
         shape = model.native.shape_of(name)

@@ -37,9 +37,9 @@ def atomic_directory(destination: Path) -> Iterator[Path]:
     try:
         yield partial
         partial.chmod(0o777 & ~_umask())
-        _sync(partial)
+        sync_tree(partial)
         partial.rename(destination)
-        _sync_one(destination.parent)
+        sync_one(destination.parent)
     except OSError as error:
         raise QuantError(f"{destination} was not written: {error}", "Check free space and permissions") from error
     finally:
@@ -94,13 +94,15 @@ def _umask() -> int:
     return mask
 
 
-def _sync(directory: Path) -> None:
+def sync_tree(directory: Path) -> None:
+    """Has the disk hold a folder and all that is in it."""
     for path in directory.rglob("*"):
-        _sync_one(path)
-    _sync_one(directory)
+        sync_one(path)
+    sync_one(directory)
 
 
-def _sync_one(path: Path) -> None:
+def sync_one(path: Path) -> None:
+    """Has the disk hold a file, or a folder's names."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -53,8 +53,8 @@ def convert_checkpoint(
     `nearest` rounds a global scale that the format cannot hold to the nearest one that it can. The error is at most one
     unit in the last place of a float32, 1.2e-7 of the value. Without it, such a scale is refused.
 
-    Raises QuantError, and leaves nothing behind, for a source in which `voltserve verify --headers` finds an error, for
-    one that the target cannot hold, and for an existing `dst`.
+    Raises QuantError, and leaves nothing behind, if `voltserve verify --headers` finds an error in the source, if the
+    target cannot hold it, or if `dst` exists.
     """
     targets = registry.targets()
     if target not in targets:

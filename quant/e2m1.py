@@ -15,9 +15,9 @@ _FLOAT32_EXPONENT = 0x7F800000
 def round_magnitudes(x: torch.Tensor) -> torch.Tensor:
     """The E2M1 magnitude nearest to each x >= 0, ties to the even code, anything above 6 (Inf too) to 6.
 
-    x: float32, any shape; the result likewise. The grid's step is half the power of two at or below x, and 0.5 below 2;
-    rounding to an even multiple of the step is rounding to an even mantissa, and all products are exact. The power of
-    two is x with its mantissa bits cleared: this is the inner loop of every scale search.
+    x: float32, any shape; the result likewise. The grid's step is half the power of two at or below x, and 0.5 below 2.
+    Rounding to an even multiple of the step rounds to an even mantissa. All products are exact. The power of two is x
+    with its mantissa bits cleared, because this is the inner loop of every scale search.
     """
     x = x.clamp(max=MAX)
     step = (x.clamp(min=1).view(torch.int32) & _FLOAT32_EXPONENT).view(torch.float32).mul_(0.5)

@@ -43,7 +43,10 @@ for job in "${jobs[@]}"; do wait "$job"; done
 for object in "$out"/*/*.o "$out"/*.o; do  # of sources that are no more
   [[ " ${objects[*]} " == *" $object "* ]] || rm -f "$object" "$object".*
 done
+# Which structs the library's functions take (kernels/tools/c_structs.py).
+headers=$(printf '%s\n' kernels/cuda/*/args.h kernels/cuda/*/plan.h | LC_ALL=C sort | xargs cat | sha256sum | cut -d ' ' -f 1)
 # shellcheck disable=SC2016  # the loader expands $ORIGIN
-g++ -shared "${objects[@]}" -o "$out/libvoltserve_cuda.so" "-L$CUDA_HOME/lib64" -lcudart '-Wl,-rpath,$ORIGIN'
+g++ -shared "${objects[@]}" -x c++ <(echo "extern \"C\" const char *voltserve_headers() { return \"$headers\"; }") -x none \
+  -o "$out/libvoltserve_cuda.so" "-L$CUDA_HOME/lib64" -lcudart '-Wl,-rpath,$ORIGIN'
 cp -u "$CUDA_HOME/lib64/libcudart.so.12" "$out/"
 echo "$out/libvoltserve_cuda.so"

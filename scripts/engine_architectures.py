@@ -16,8 +16,12 @@ import sys
 from pathlib import Path
 
 TARGET = Path(__file__).parents[1] / "configs" / "engine_architectures.json"
-# The arguments of vLLM's mapping of experts, in the order of its parameters w1 (gate), w2 (down), w3 (up).
+# How a model names gate, down and up of its checkpoints' experts: arguments of vLLM's mapping, or of its layer of
+# experts, which has names of its own where a model gives none.
 _NAMES = re.compile(r'ckpt_gate_proj_name="(\w+)",\s*ckpt_down_proj_name="(\w+)",\s*ckpt_up_proj_name="(\w+)"')
+_OF_LAYER = re.compile(r'ckpt_names=\("(\w*)", "(\w*)", "(\w*)"\)')
+_LAYER = re.compile(r"\bFusedMoEFactory\(")
+_USUAL = ("gate_proj", "down_proj", "up_proj")
 _TABLES = {
     "generates": ("_TEXT_GENERATION_MODELS", "_MULTIMODAL_MODELS", "_TRANSFORMERS_SUPPORTED_MODELS"),
     "pools": (
@@ -33,8 +37,14 @@ def expert_names(module: str) -> list[list[str]]:
     spec = importlib.util.find_spec(module if "." in module else f"vllm.model_executor.models.{module}")
     if spec is None or spec.origin is None:
         raise SystemExit(f"{module}: expected a module, got none; teach scripts/engine_architectures.py about it")
-    found = _NAMES.findall(Path(spec.origin).read_text(encoding="utf-8"))
-    return [list(names) for names in sorted({tuple(names) for names in found})]
+    files = [Path(spec.origin)]
+    if module.startswith("vllm.models."):  # a package for one family, with a folder per kind of device
+        files = sorted(Path(spec.origin).parent.rglob("*.py"))
+    source = "\n".join(file.read_text(encoding="utf-8") for file in files)
+    found = {*_NAMES.findall(source), *_OF_LAYER.findall(source)}
+    if not found and _LAYER.search(source):
+        found = {_USUAL}
+    return [list(names) for names in sorted(found) if all(names)]
 
 
 def render() -> str:

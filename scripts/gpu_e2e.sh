@@ -59,7 +59,7 @@ answers() {
   TORCH_COMPILE_DISABLE=1 ask not-recorded "$WORK/model" --enforce-eager &
   ask graphs "$WORK/model" &
   ask triton "$WORK/model" --enforce-eager --attention-backend TRITON_ATTN &
-  ask faulty "$WORK/model" --worker-extension-cls scripts.gpu_e2e.faulty.FaultyGraphs &
+  ask faulty "$WORK/model" --worker-extension-cls trials.faulty.FaultyGraphs &
   wait
   for way in eager not-recorded graphs; do
     agree $PACK/cpu.json $way "SmolLM2-135M in NVFP4: the CPU engine's answers in float32 and the GPU engine's, $way"
@@ -121,7 +121,7 @@ small_answers() {
   TORCH_COMPILE_DISABLE=1 ask small-modules "$WORK/small" --enforce-eager &
   ask small-eager "$WORK/small" --enforce-eager &
   ask small-graphs "$WORK/small" &
-  ask small-faulty "$WORK/small" --enforce-eager --worker-extension-cls scripts.gpu_e2e.faulty.FaultyGraphs &
+  ask small-faulty "$WORK/small" --enforce-eager --worker-extension-cls trials.faulty.FaultyGraphs &
   wait
   for way in eager graphs; do
     agree "$OUT/small-modules.json" small-$way "a random model of SmolLM2's shapes: answers of its modules, and of fused steps, $way"

@@ -25,6 +25,12 @@ class ModelRefusedError(PreflightError):
     exit_code = 65  # EX_DATAERR, as where the engine itself finds it (server/diagnosis/catalogue.py)
 
 
+class HubError(UserError):
+    """A hub, or the way to it, does not give what was asked for."""
+
+    exit_code = 69  # EX_UNAVAILABLE
+
+
 def unknown_name(kind: str, name: str, valid: Iterable[str]) -> str:
     """Says that `name` is no known `kind`, naming the nearest valid ones, or all of them where there are few."""
     names = sorted(valid)

@@ -1,4 +1,4 @@
-"""Structured logs on stderr, text or one JSON object a line, for our own loggers and for libraries' alike."""
+"""Structured logs on stderr, text or one JSON object per line, for our own loggers and libraries'."""
 
 import contextlib
 import logging
@@ -47,7 +47,7 @@ def configure(level: str, form: str, write: Callable[[str], None] | None = None)
     root = logging.getLogger()
     root.handlers = [_ToStructlog()]
     root.setLevel(_LEVELS[level])
-    # One line a request is ours to write; httpx would add one for every heartbeat.
+    # We log one line per request; httpx would add one per heartbeat.
     for noisy in ("httpx", "httpcore", "asyncio", "uvicorn.access"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
@@ -82,9 +82,9 @@ def no_plain_lines() -> None:
 
 
 class TextRenderer:
-    """One line an event: time, level, event, then the fields by name; an exception's lines follow.
+    """One line per event: time, level, event, then the fields by name; an exception's lines follow.
 
-    structlog's own renderer for consoles takes ten times as long, which was a quarter of a request's cost.
+    structlog's own renderer for consoles takes ten times as long: it was a quarter of a request's cost.
     """
 
     def __init__(self, *, colours: bool) -> None:

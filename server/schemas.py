@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from server.cluster.file import ClusterFile
-from server.config.engines_file import OF_AN_ENGINE, EnginesFile
+from server.config.engines_file import OF_AN_ENGINE, OF_ON_DEMAND, EnginesFile
 from server.config.flags import REFUSED, RETIRED, engine_flags
 from server.config.presets import Preset
 from server.config.settings import all_flags, setting_flags
@@ -35,8 +35,22 @@ def preset_flags() -> list[str]:
 def engines_schema() -> Schema:
     """Of files for `serve --engines`."""
     made = EnginesFile.model_json_schema(by_alias=True)
-    _name_model_flags(made["$defs"]["Model"])
+    model = made["$defs"]["Model"]
+    _name_model_flags(model)
+    times = ["idle_timeout", "min_residence", "drain_timeout"]
+    on_demand = {"required": ["on_demand"], "properties": {"on_demand": {"const": True}}}
+    one_replica = {"properties": {"replicas": {"maxItems": 1}}}
+    pinned_has_no_times = {"properties": {"pinned": {"const": False}}}
+    model["allOf"] = [
+        {"if": _has_one_of(OF_ON_DEMAND), "then": on_demand},
+        {"if": on_demand, "then": one_replica},
+        {"if": _has_one_of(times), "then": pinned_has_no_times},
+    ]
     return {"$schema": DRAFT, **made}
+
+
+def _has_one_of(names: Iterable[str]) -> Schema:
+    return {"anyOf": [{"required": [name]} for name in names]}
 
 
 def cluster_schema() -> Schema:

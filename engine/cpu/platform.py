@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from vllm.platforms.cpu import CpuPlatform
 
 from engine import progress
+from engine.operators import check
 from engine.steps import recording
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ class RecordingCpuPlatform(CpuPlatform):  # type: ignore[misc]  # vLLM's classes
             cache.cache_dtype = "auto"
         asked = vllm_config.parallel_config.distributed_executor_backend
         super().check_and_update_config(vllm_config)
+        check.refuse(vllm_config)
         if asked == "ray":
             from engine.cpu import ray as cpu_ray
 

@@ -1,6 +1,6 @@
 """Experts in 16 or 32 bits on CPUs: one expert after the other, each as two matrix multiplications of its tokens.
 
-vLLM's own method needs compiled kernels that are not installed (engine/operators.py).
+vLLM's own method needs compiled kernels that are not installed (engine/operators).
 """
 
 from functools import cache

@@ -7,7 +7,6 @@ is the pair of token s // k and one of its experts.
 from typing import NamedTuple
 
 import torch
-from vllm.model_executor.layers.fused_moe.moe_align_block_size import moe_align_block_size
 
 from engine.limits import EXPERT_BLOCKS
 
@@ -28,24 +27,40 @@ def block_size(slots: int, experts: int) -> int:
     return next((block for block in EXPERT_BLOCKS if slots <= block * experts), EXPERT_BLOCKS[-1])
 
 
-def align(topk_ids: torch.Tensor, experts: int, block: int) -> Slots:
-    """Sorts slots 0 … M k - 1 of topk_ids [M, k] by expert. Each expert's slots are padded to whole blocks with M k."""
-    if topk_ids.is_cuda and hasattr(torch.ops._moe_C, "moe_align_block_size"):
-        return Slots(*moe_align_block_size(topk_ids, block, experts, pad_sorted_ids=True))
-    return align_in_torch(topk_ids, experts, block)
+def align(
+    topk_ids: torch.Tensor,
+    experts: int,
+    block: int,
+    *,
+    expert_map: torch.Tensor | None = None,
+    some_nowhere: bool = False,
+) -> Slots:
+    """Sorts slots 0 … M k - 1 of topk_ids [M, k] by expert. Each expert's slots are padded to whole blocks with M k.
 
-
-def align_in_torch(topk_ids: torch.Tensor, experts: int, block: int) -> Slots:
-    """`align` without vLLM's compiled op. No shape depends on a value, so a CUDA graph can capture it."""
+    `some_nowhere`: slots whose expert is negative are left out. So are those of experts that `expert_map` [experts]
+    gives no number on this rank. No shape depends on a value, so a CUDA graph can capture it.
+    """
     ids = topk_ids.flatten().long()
+    if some_nowhere:  # these have an expert of their own, the last one, to which no block belongs
+        mapped = ids if expert_map is None else expert_map[ids.clamp(0, experts - 1)].long()
+        ids = torch.where((ids < 0) | (ids >= experts) | (mapped < 0), experts, mapped)
     blocks = min(ids.numel(), ids.numel() // block + experts)  # the upper bound
-    counts = torch.zeros(experts, dtype=torch.long, device=ids.device).scatter_add_(0, ids, torch.ones_like(ids))
-    ends = ((counts + block - 1) // block).cumsum(0)  # in blocks
+    counts = torch.zeros(experts + some_nowhere, dtype=torch.long, device=ids.device)
+    counts.scatter_add_(0, ids, torch.ones_like(ids))
+    needed = (counts + block - 1) // block
+    if some_nowhere:
+        needed[experts:] = 0
+    ends = needed.cumsum(0)
     order = ids.argsort(stable=True)
     of_order = ids[order]
     # Per expert: the position of its first slot in the result, minus that in `order`.
-    shift = (ends - (counts + block - 1) // block) * block - (counts.cumsum(0) - counts)
-    slots = torch.full((blocks * block,), ids.numel(), dtype=torch.int32, device=ids.device)
-    slots[torch.arange(ids.numel(), device=ids.device) + shift[of_order]] = order.int()
-    of_block = torch.searchsorted(ends, torch.arange(blocks, device=ids.device), right=True).clamp(max=experts - 1)
-    return Slots(slots, of_block.int(), ends[-1:].int() * block)
+    shift = (ends - needed) * block - (counts.cumsum(0) - counts)
+    places = torch.arange(ids.numel(), device=ids.device) + shift[of_order]
+    if some_nowhere:
+        places = places.masked_fill(of_order == experts, blocks * block)
+    slots = torch.full((blocks * block + some_nowhere,), ids.numel(), dtype=torch.int32, device=ids.device)
+    slots[places] = order.int()
+    of_block = torch.searchsorted(ends[:experts], torch.arange(blocks, device=ids.device), right=True)
+    return Slots(
+        slots[: blocks * block], of_block.clamp(max=experts - 1).int(), ends[experts - 1 : experts].int() * block
+    )

@@ -48,6 +48,7 @@ _NAMES = {
     "response_id": ("previous_response_id",),
     "response_format": _GRAMMARS,
 }
+_MUST_BE = re.compile(r"^`(\w+)` must be (an? (?:integer|number|string|boolean|object|array))\.$")
 _QUOTED = re.compile(r"[`'\"]([a-z_]+)[`'\"]")
 _WORD = re.compile(r"\b([a-z_]+)\b")
 _PLAIN = frozenset({"model", "input", "text", "user", "stop", "store", "echo"})  # also words of prose
@@ -139,6 +140,9 @@ def of_answer(error: Any, request: Mapping[str, Any]) -> RequestError:
 
 def of_message(message: str, request: Mapping[str, Any], param: str | None = None, code: str = INVALID) -> RequestError:
     """A 400 with vLLM's `message`. Without a `param` it is the field of `request` that the message names."""
+    if (typed := _MUST_BE.match(message)) and typed[1] in request:
+        name = typed[1]
+        return RequestError(f"{name}: expected {typed[2]}, got {shown(request[name])}", name, "invalid_type")
     param = _first(_NAMES.get(param or "", ()), request) or param
     if beyond := _BEYOND.search(message):
         message = f"{beyond[1]}: expected at most this model's context of {beyond[3]} tokens, got {beyond[2]}"

@@ -51,8 +51,8 @@ std::tuple<Tensor, Tensor> pack(Tensor codes, Tensor block_scales, int64_t group
   expect("block_scales", block_scales, kCpu, ScalarType::Float8_e4m3fn, {rows, groups});
   const auto *scale_bytes = static_cast<const uint8_t *>(block_scales.const_data_ptr());
   for (int64_t i = 0; i < rows * groups; ++i) {
-    STD_TORCH_CHECK((scale_bytes[i] & 0x7F) != 0x7F, "block_scales: expected numbers, got NaN at [", i / groups, ", ", i % groups,
-                    "]");
+    STD_TORCH_CHECK((scale_bytes[i] & kE4m3Nan) != kE4m3Nan, "block_scales: expected numbers, got NaN at [", i / groups, ", ",
+                    i % groups, "]");
   }
   const int64_t tiles = tiles_of(rows);
   Tensor packed = torch::stable::new_empty(codes, {tiles * kTileRows, columns / 2});

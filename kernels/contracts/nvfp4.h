@@ -35,6 +35,9 @@
 
 namespace voltserve {
 
+// E4M3's NaN, with or without the sign (0xFF). All other scale bytes are numbers.
+constexpr uint8_t kE4m3Nan = 0x7F;
+
 // A matrix in its device's layout; see above. Pointers are device pointers.
 struct Nvfp4Matrix {
   const uint8_t *packed;

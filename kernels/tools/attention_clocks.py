@@ -1,12 +1,12 @@
-"""Where a decoding step's attention spends its time: every warp writes down when it comes to points of the kernel.
+"""Where a decoding step's attention spends its time: every warp records when it reaches certain points of the kernel.
 
     python -m kernels.tools.attention_clocks --build build/cuda-80-90
     python -m kernels.tools.attention_clocks --library build/cuda-80-90/clocks/libvoltserve_cuda.so --output NAME.json
 
---build, where nvcc is, puts POINTS into a copy of kernels/cuda/attention/decode.cuh, compiles it as
-scripts/build_cuda.sh does, and links it with that folder's other objects; the product has no such points. On the GPU
-the timer that all multiprocessors share is read; on an H200 it ticks every 32 ns. A read waits for the value that its
-point is about, and so takes some time itself.
+--build needs nvcc. It inserts POINTS into a copy of kernels/cuda/attention/decode.cuh, compiles it as
+scripts/build_cuda.sh does, and links it with that folder's other objects. What is shipped has no such points. On the
+GPU each point reads the timer that all multiprocessors share. On an H200 it ticks every 32 ns. A read waits for the
+value that its point is about, and so takes some time itself.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 from kernels.tools.native import ROOT
 from kernels.tools.native_attention import AttentionLibrary
 
-# (point, text of attention/decode.cuh with @ where it goes, 32 bits that must be known by then)
+# (point, text of attention/decode.cuh with @ where the read goes, 32 bits that must be known by then)
 POINTS = (
     ("start", "@  const Splits splits(args, kShape.tile(), gridDim.x);\n", "0u"),
     ("its split is known", "@  Products products(threadIdx.x % 32);\n", "work.last_tile"),
@@ -56,12 +56,12 @@ CASES = (
     ("Qwen3-32B TP2", 32, 4, 128, [8192]),
     ("Qwen3.8-27B TP2", 12, 2, 256, [8192] * 8),
 )
-BATCHES = 3  # in turn, so that none is in the L2
+BATCHES = 3  # one after another, so that none is in the L2
 MOST_WARPS = 1 << 16
 
 
 def with_points(source: str) -> str:
-    """attention/decode.cuh's text with POINTS in it. Raises ValueError naming a point whose place is not there once."""
+    """attention/decode.cuh's text with POINTS in it. Raises ValueError naming a point without one place."""
     for index, (name, place, value) in enumerate(POINTS):
         text = place.replace("@", "")
         if source.count(text) != 1:
@@ -106,7 +106,7 @@ def build(folder: Path) -> Path:
 
 
 def summary(clocks: Any) -> dict[str, dict[str, float]]:
-    """Of clocks [warps, points] in ns, 0 where a warp never came: µs since the first warp's start, by point."""
+    """By point, µs since the first warp's start; clocks [warps, points] in ns, 0 where a warp never arrived."""
     since = (clocks - clocks[clocks[:, 0] != 0, 0].min()).double() / 1e3
     found = {}
     for index, (name, *_) in enumerate(POINTS):

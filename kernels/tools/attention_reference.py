@@ -15,7 +15,7 @@ NO_BLOCK = 1 << 29
 class Batch:
     """Requests with new tokens, whose `key` and `value` [T, H_kv, D] are the last positions; see contracts/attention.h.
 
-    The cache holds NaN wherever no position of a request lies, so that what must have no influence shows if it has.
+    The cache holds NaN wherever no position of a request lies. A kernel that lets these have an influence shows it.
     """
 
     q: torch.Tensor
@@ -45,10 +45,10 @@ def random_batch(
     outliers: bool = False,
     interleaved: bool = True,
 ) -> Batch:
-    """A batch of requests, each (new tokens, positions in all), with blocks in random order.
+    """A batch of requests, each (new tokens, all positions), with blocks in random order.
 
     Args:
-        outliers: two channels of keys are 30 times larger, as in real models: few positions have all the weight.
+        outliers: two channels of keys are 30 times larger, as in real models, so few positions have all the weight.
         interleaved: the caches lie in memory as [blocks, 2, H_kv, B, D], the layout of engine/layers/attention.py;
             otherwise as [2, blocks, B, H_kv, D].
     """
@@ -108,9 +108,11 @@ def paged_attention(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(exact result, allowed error of the kernels), both float64 [T, H, D]; 0 for rows of no request.
 
-    Allowed: weights rounded to fp16 (relative 2^-11, absolute 2^-25 of the largest), the result rounded to fp16
-    (2^-11), and scores' fp32 sums of D products, each score wrong by at most D 2^-23 of its sum of magnitudes: as
-    much, relatively, as e^score.
+    Three errors are allowed:
+
+        weights rounded to fp16      relative 2^-11, absolute 2^-25 of the largest
+        the result rounded to fp16   relative 2^-11
+        fp32 sums of D products      D 2^-23 of a score's sum of magnitudes, which is e^score's relative error
     """
     group, head_dim, block_size = q.shape[1] // k_cache.shape[2], q.shape[2], k_cache.shape[1]
     exact, allowed = (torch.zeros(q.shape, dtype=torch.float64, device=q.device) for _ in range(2))

@@ -1,4 +1,4 @@
-"""What a check on a GPU found, and the result file that says so: alike for every gpu_check*.py."""
+"""What a check on a GPU found, and its result file. Every gpu_check*.py uses this."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Findings:
         self._began = time.monotonic()
 
     def expect(self, kind: str, what: str, holds: bool) -> None:
-        """Counts a case that either holds or fails; `what` says what is wrong where it fails."""
+        """Counts a case that either holds or fails; `what` names the failure."""
         self.cases += 1
         if not holds:
             self.failures.append(f"{kind} {what}")
@@ -45,7 +45,7 @@ class Findings:
         self.expect(kind, f"{what}: {share:.3g} of the allowed error at {detail}", share <= 1)
 
     def all_within(self, kind: str, what: str, shares: torch.Tensor) -> None:
-        """As within(), of errors by element; NaN is infinitely wrong."""
+        """As within(), with one error per element. NaN counts as infinite."""
         shares = shares.nan_to_num(nan=torch.inf, posinf=torch.inf)
         if not shares.numel():
             return self.within(kind, what, 0.0, "no element")

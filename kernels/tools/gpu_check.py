@@ -1,4 +1,4 @@
-"""Checks the CUDA kernels on the GPU at hand against float64 and writes what it saw as JSON.
+"""Checks the CUDA kernels on the GPU at hand against float64 and writes the result as JSON.
 
     python -m kernels.tools.gpu_check [--quick] --output docs/results/NAME.json
 
@@ -45,7 +45,7 @@ class Checker(Findings):
     def linear(
         self, w: Canonical, packed: Packed, exact: torch.Tensor, m: int, adversarial: bool, **choice: Any
     ) -> None:
-        """One product; x is a view with a wider row stride that starts in the middle of its buffer."""
+        """One GEMM. x is a view with a wider row stride that starts in the middle of its buffer."""
         wide = random_activations(m, packed.k + 16, self.random, adversarial)
         x = wide[:, 8 : 8 + packed.k]
         bias = torch.randn(packed.n, device="cuda", generator=self.random).half() if m % 2 else None
@@ -94,7 +94,7 @@ class Checker(Findings):
             slots, block_experts = align(routes, experts, block)
             buffer, y = self.guarded(tokens * top_k, n)
             padded = torch.tensor([len(slots)], dtype=torch.int32, device="cuda")
-            # As in vLLM, the arrays are longer than what is used.
+            # As in vLLM, the arrays are longer than their used part.
             slots = torch.nn.functional.pad(slots, (0, 2 * block), value=tokens * top_k)
             block_experts = torch.nn.functional.pad(block_experts, (0, 2))
             for blocks in (1, 53):
@@ -110,7 +110,7 @@ class Checker(Findings):
 
 
 def align(routes: torch.Tensor, experts: int, block: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """(slot ids by expert, each expert's padded to whole blocks with the slot count; the expert of each block)."""
+    """(slot ids by expert, padded per expert to whole blocks with the slot count; the expert of each block)."""
     flat = routes.flatten()
     slots, owners = [], []
     for expert in range(experts):

@@ -4,8 +4,10 @@
 
 `--ops`: through torch.ops.voltserve, which this library of kernels/setup.py defines, instead of the launchers.
 `--quick`: few and small cases, for compute-sanitizer. `--vllm`: the vllm package folder, for the comparison with
-Triton. Caches hold NaN wherever no position lies, block tables point nowhere past their request's blocks, outputs are
-NaN before each launch, and the memory around them must not change.
+Triton.
+
+Caches hold NaN wherever no position lies. Block tables point nowhere past their request's blocks. Outputs are NaN
+before each launch, and the memory around them must not change.
 """
 
 from __future__ import annotations
@@ -55,8 +57,8 @@ def cases(quick: bool) -> Iterator[tuple[Lengths, int, int, int, int, int, float
             yield lengths, q_heads, kv_heads, head_dim, 16, window, soft_cap
     for head_dim in HEAD_DIMS:
         yield MANY, 8, 2, head_dim, 16, 0, 0.0
-        yield ((1, 4096),), 64, 4, head_dim, 16, 0, 0.0  # 16 heads a key head
-        yield ((8, 4096),), 64, 4, head_dim, 16, 0, 0.0  # 128 rows: two blocks a run
+        yield ((1, 4096),), 64, 4, head_dim, 16, 0, 0.0  # 16 query heads per key head
+        yield ((8, 4096),), 64, 4, head_dim, 16, 0, 0.0  # 128 rows: two blocks per split
         yield LONG, 8, 1, head_dim, 16, 0, 0.0
         yield LONG, 8, 1, head_dim, 16, 4096, 0.0
     yield LONG_PREFILL, 4, 1, 128, 16, 0, 0.0
@@ -106,7 +108,7 @@ class Checker(Findings):
         window: int,
         soft_cap: float,
     ) -> None:
-        """One batch, as every kind of request takes it; twice, with and without outliers, in both cache layouts."""
+        """One batch of every kind of request, with and without outliers, in both cache layouts."""
         for outliers in (False, True):
             batch = random_batch(
                 lengths, q_heads, kv_heads, head_dim, block_size, self.random, outliers=outliers, interleaved=outliers
@@ -151,9 +153,9 @@ class Checker(Findings):
         self, kind: str, what: str, batch: Batch, ours: torch.Tensor, allowed: torch.Tensor, longest: int,
         scale: float, window: int, soft_cap: float,
     ) -> None:  # fmt: skip
-        """Both may be off by the allowed error, in opposite directions."""
+        """Each may have the allowed error, in opposite directions."""
         theirs = torch.empty_like(batch.q)
-        # It multiplies what is past a request's end by 0, so no NaN must be there, nor may its table point nowhere.
+        # Triton multiplies values past a request's end by 0: NaN is not allowed there, and its table must be valid.
         keys, values = (cache.nan_to_num(0.0) for cache in (batch.k_cache, batch.v_cache))
         table = batch.block_table.clamp(max=keys.shape[0] - 1)
         triton_peer.launcher(
@@ -163,7 +165,7 @@ class Checker(Findings):
         self.all_within(f"beside Triton, {kind}", what, (ours.double() - theirs.double()).abs() / (2 * allowed))
 
     def cache(self, kv_heads: int, head_dim: int, block_size: int, interleaved: bool) -> None:
-        """reshape_and_cache: every element where it belongs, padding nowhere, all else untouched."""
+        """reshape_and_cache writes every element to its slot, writes no padding, and leaves all else unchanged."""
         batch = random_batch(
             MIXED, kv_heads, kv_heads, head_dim, block_size, self.random, interleaved=interleaved
         )  # fmt: skip

@@ -1,10 +1,10 @@
-"""Checks and times the ops of a Gated DeltaNet layer on the GPU at hand; writes what it saw as JSON.
+"""Checks and times the ops of a Gated DeltaNet layer on the GPU at hand; writes the result as JSON.
 
     python -m kernels.tools.gpu_check_gdn --ops PATH/ops.so [--quick] --output docs/results/NAME.json
 
-Correctness is against float64 (kernels/tools/gdn_reference.py). Times are those of a tensor-parallel rank of the 27B at
-TP=2, 8 key and 24 value heads of 128, one of many layers after another in a CUDA graph, so that no state is found in a
-cache. `--quick`: few and small cases and no times, for compute-sanitizer.
+Correctness is against float64 (kernels/tools/gdn_reference.py). Times are those of one rank of the 27B at TP=2: 8 key
+and 24 value heads of 128. A CUDA graph runs many layers, so that no state is found in a cache. `--quick`: few and small
+cases and no times, for compute-sanitizer.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ HEADS = ((2, 6), (3, 3), (8, 24))
 
 
 class Layer:
-    """A layer's weights, and caches whose slots lie apart as in vLLM's pages: a convolution's and a head's states."""
+    """A layer's weights, and caches of the convolution's and the heads' states, with gaps between slots as in vLLM."""
 
     def __init__(self, key_heads: int, value_heads: int, dim: int, slots: int, random: torch.Generator) -> None:
         self.key_heads, self.value_heads, self.dim = key_heads, value_heads, dim
@@ -110,7 +110,7 @@ class Checker(Findings):
         self.all_within(kind, what, (got.double() - exact).abs() / allowed)
 
     def step(self, layer: Layer, step: Step, spread: float = 1.0) -> None:
-        """Both ops on one step, against float64; the same bits again; unused slots and the gaps between left alone."""
+        """Both ops on one step, against float64 and twice. Unused slots and the gaps between slots must not change."""
         what = f"heads {layer.key_heads}/{layer.value_heads} D {layer.dim} lengths {step.lengths} spread {spread:g}"
         x, a, b = layer.inputs(sum(step.lengths), spread)
         before = layer.page.clone()
@@ -141,7 +141,7 @@ class Checker(Findings):
         self.expect("both", f"{what}: wrote where no request's state is", same(after, before))
 
     def decode(self, layer: Layer, requests: int) -> None:
-        """One token a request, with padding, as a step and as a replayed graph with other slots."""
+        """One token per request, with padding, as a step and as a replayed graph with other slots."""
         what = f"heads {layer.key_heads}/{layer.value_heads} D {layer.dim} {requests} requests"
         count = layer.state.shape[0]
         order = torch.randperm(count, device="cuda", generator=self.random)[:requests].int()
@@ -203,13 +203,13 @@ class Checker(Findings):
 
 
 def same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether the bits are, NaN included."""
+    """Whether the bits are equal, NaN included."""
     numbers = {2: torch.int16, 4: torch.int32}[a.element_size()]
     return torch.equal(a.contiguous().view(numbers), b.contiguous().view(numbers))
 
 
 def seconds_of(graph: torch.cuda.CUDAGraph, launches: int) -> float:
-    """Median of 20 replays, a launch's share."""
+    """The median of 20 replays, divided by the launches."""
     graph.replay()
     torch.cuda.synchronize()
     times = []
@@ -224,17 +224,17 @@ def seconds_of(graph: torch.cuda.CUDAGraph, launches: int) -> float:
 
 
 def copy_bytes_per_second() -> float:
-    """Reading and writing a gigabyte, counted as two."""
+    """The rate of reading and writing a gigabyte, counted as two."""
     a = torch.zeros(1 << 28, device="cuda")
     b = torch.empty_like(a)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        torch.add(a, 1, out=b)  # a copy would be the copy engine's
+        torch.add(a, 1, out=b)  # a plain copy would run on the copy engine
     return 2 * a.nbytes / seconds_of(graph, 1)
 
 
 def times(random: torch.Generator, requests: int, tokens: int) -> list[dict[str, Any]]:
-    """Seconds of each op on `tokens` tokens of each request; for decoding also the bytes of state a second."""
+    """Seconds of each op on `tokens` tokens of each request; for decoding also the bytes of state per second."""
     ops = torch.ops.voltserve
     many = 48 if requests <= 8 else 16
     layers = [Layer(KEY_HEADS, VALUE_HEADS, DIM, requests, random) for _ in range(many)]

@@ -1,11 +1,11 @@
-"""Checks the norm between products (kernels/cuda/norm/norm.cuh) on the GPU at hand, and writes what it saw as JSON.
+"""Checks the norm between GEMMs (kernels/cuda/norm/norm.cuh) on the GPU at hand, and writes the result as JSON.
 
     python -m kernels.tools.gpu_check_norm [--library FILE.so] [--ops FILE.so] [--quick] --output docs/results/NAME.json
 
-The residual must have the bits of PyTorch's additions, one after another; y is held against float64, from that
-residual. Ranks are streams of one GPU here; on GPUs of their own they are scripts/gpu_tp2/reduce.py's. y is filled with
-NaN before each launch, and the memory around it must not change. With --ops the op's argument checks and results, too.
-`--quick`: few cases and no ranks, for compute-sanitizer, under which two kernels may not run at the same time.
+The residual must have the bits of PyTorch's additions, one after another. y is compared with float64, from that
+residual. Ranks are streams of one GPU here; scripts/gpu_tp2/reduce.py has a GPU per rank. y is filled with NaN before
+each launch, and the memory around it must not change. --ops also checks the op's arguments and results. `--quick`: few
+cases and no ranks, for compute-sanitizer, under which two kernels may not run at the same time.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Checker(Findings):
         self.intact("alone", what, buffer)
 
     def ranks(self, rows: int, hidden: int, ranks: int, kind: str) -> None:
-        """All ranks' x summed, several calls after one another, each rank a stream."""
+        """The sum of all ranks' x over several calls, with one stream per rank."""
         slots = torch.zeros(ranks, SLOT_BYTES, dtype=torch.uint8, device="cuda")
         addresses = [slots[rank].data_ptr() for rank in range(ranks)]
         epochs = [torch.ones(EPOCHS, dtype=torch.int32, device="cuda") for _ in range(ranks)]

@@ -2,8 +2,8 @@
 
     python -m kernels.tools.gpu_check_ops --ops PATH/ops.so --output docs/results/NAME.json
 
-Shapes and views of x, the path through cuBLAS, CUDA graphs, two streams at once, experts, the gate, kernels in
-a row, and the messages for bad arguments.
+It covers shapes and views of x, the path through cuBLAS, CUDA graphs, two streams at once, experts and the gate. It
+also covers consecutive kernels and the messages for bad arguments.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import torch
 
 from kernels.tools.findings import Findings, parser
 from kernels.tools.gpu_check import align
-from kernels.tools.reference import Canonical, random_activations, random_weights, worst_error
+from kernels.tools.reference import E4M3_NAN, Canonical, random_activations, random_weights, worst_error
 
 Weight = tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]
-# Above the fused kernels' range weights are rounded to fp16 before the product, each by at most 2^-11 of itself.
+# Above the fused kernels' range, weights are rounded to fp16 before the GEMM, each by at most 2^-11 of itself.
 DENSE_ALLOWANCE = 60
 FUSED_TOKENS, FUSED_TOKENS_AFTER_VOLTA = 768, 32  # plan.cpp
 
@@ -121,7 +121,7 @@ def first_calls_in_a_capture(c: Checker, x: torch.Tensor, weight: Weight, expect
 
 
 def experts(c: Checker) -> None:
-    """The grouped op against each expert on its own: of whole tiles, and of widths that are no tile's multiple."""
+    """The grouped op against each expert alone: for whole tiles, and for widths that are no multiple of a tile."""
     count, tokens, top_k = 8, 50, 2
     routes = torch.rand(tokens, count, device="cuda", generator=c.random).topk(top_k).indices
     for n, k in ((768, 1024), (320, 80), (80, 160)):
@@ -140,7 +140,7 @@ def experts(c: Checker) -> None:
 
 
 def stacked(parts: list[torch.Tensor]) -> torch.Tensor:
-    """[E, rows, columns] of E views, with all that the packed layout holds beside the columns that count."""
+    """[E, rows, columns] of E views, with the padding that the packed layout holds beside the columns."""
     whole = torch.stack([part.as_strided((part.shape[0], part.stride(0)), part.stride()) for part in parts])
     return whole.narrow(2, 0, parts[0].shape[1])
 
@@ -163,7 +163,7 @@ def gates(c: Checker) -> None:
 
 
 def rows_of_kernels(c: Checker) -> None:
-    """Kernels that start early give in a row, and in graphs, the bits that they give one at a time."""
+    """Early launches give the same bits one after another, in graphs, and one at a time."""
     (_, up), (_, down) = c.weight(4096, 1024), c.weight(1024, 2048)
     weight = torch.ones(1024, dtype=torch.float16, device="cuda")
 
@@ -199,7 +199,7 @@ def rows_of_kernels(c: Checker) -> None:
 
 
 def bad_arguments(c: Checker) -> None:
-    """Each is named."""
+    """The message names each bad argument."""
     w, weight = c.weight(64, 64)
     gate = c.ops.silu_and_mul
     wide = random_activations(2, 64, c.random)
@@ -207,7 +207,7 @@ def bad_arguments(c: Checker) -> None:
     c.raises("silu's width", "x: expected [..., 2 n] with n a multiple of 8", lambda: gate(wide[:, :40].contiguous()))
     x = random_activations(2, 64, c.random)
     nan = w.scales.clone()
-    nan[3, 2] = 0x7F
+    nan[3, 2] = E4M3_NAN
     pack = c.ops.nvfp4_pack
     c.raises("NaN scale", "NaN at [3, 2]", lambda: pack(w.codes, nan.view(torch.float8_e4m3fn), 16))
     c.raises("group", "group_size: expected 16 or 32, got 8", lambda: pack(w.codes, nan.view(torch.float8_e4m3fn), 8))

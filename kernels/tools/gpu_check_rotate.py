@@ -3,8 +3,8 @@
     python -m kernels.tools.gpu_check_rotate [--quick] [--ops ops.so] --output docs/results/NAME.json
 
 `--ops`: through torch.ops.voltserve, which this library of kernels/setup.py defines, instead of the launcher.
-`--quick`: few and small cases, for compute-sanitizer. Query, key and value are parts of one tensor, as a product leaves
-them; caches hold NaN wherever nothing is to be written, and nothing else may change.
+`--quick`: few and small cases, for compute-sanitizer. Query, key and value are parts of one tensor, as a GEMM leaves
+them. Caches hold NaN wherever nothing is to be written, and nothing else may change.
 """
 
 from __future__ import annotations
@@ -83,9 +83,9 @@ class Checker(Findings):
         return x.half()
 
     def case(self, case: Case) -> None:
-        """One step: within what rounding allows, again with the same bits, also in a graph."""
+        """One step: errors within rounding, and the same bits again and in a graph."""
         widths = [count * case.head_dim for count in (case.q_heads, case.kv_heads, case.kv_heads)]
-        made = self.normal(case.tokens, sum(widths) + 8)  # 8 that belong to nobody
+        made = self.normal(case.tokens, sum(widths) + 8)  # 8 that no token uses
         before = made.clone()
         q, key, value = (part.unflatten(1, (-1, case.head_dim)) for part in made[:, : sum(widths)].split(widths, 1))
         angles = torch.rand(POSITIONS, case.rotated // 2, generator=self.random, device="cuda") * 7
@@ -144,7 +144,7 @@ class Checker(Findings):
 
 
 def milliseconds(launch: Any, times: int = 200) -> float:
-    """Of one launch among many in a graph."""
+    """The time of one launch among many in a graph."""
     launch()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -160,7 +160,7 @@ def milliseconds(launch: Any, times: int = 200) -> float:
 
 
 def timed(checker: Checker) -> list[dict[str, Any]]:
-    """Of Qwen3-32B's heads, on one GPU and on one of two: µs of a launch in a graph."""
+    """µs per launch in a graph for Qwen3-32B's heads, on one GPU and on one of two."""
     rows = []
     for (q_heads, kv_heads), tokens in itertools.product(((64, 8), (32, 4)), (1, 8, 32, 2048)):
         made = checker.normal(tokens, (q_heads + 2 * kv_heads) * 128)

@@ -2,7 +2,7 @@
 
 python -m kernels.tools.gpu_check_silu --library build/cuda/libvoltserve_cuda.so --output docs/results/NAME.json
 
-Rounding to fp16, extremes, and what is beyond fp16.
+It covers rounding to fp16, extremes, and results beyond fp16.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from kernels.tools.findings import Findings, parser
 from kernels.tools.native import LIBRARY, Library
 
-# The gate is rounded to fp16, and the product again: half a unit in the last place each, of the smallest numbers too.
+# Gate and product are each rounded to fp16: by half a unit in the last place, also of the smallest numbers.
 RELATIVE, SMALLEST = 2.0**-10, 2.0**-24
 LARGEST = 65504
 GATES = (0.0, -0.0, 1e-4, -1e-4, 6e-8, -5.5, 11.0, -11.0, 88.0, -88.0, 3000.0, -3000.0, LARGEST, -LARGEST)
@@ -36,7 +36,7 @@ class Checker(Findings):
         return y
 
     def exact(self, what: str, x: torch.Tensor, y: torch.Tensor) -> None:
-        """Against float64, and infinite where that is beyond fp16."""
+        """Compares with float64; where that is beyond fp16, the result must be infinite."""
         gate, up = x.double().chunk(2, dim=1)
         exact = gate * torch.sigmoid(gate) * up
         allowed = RELATIVE * exact.abs() + SMALLEST * (1 + up.abs())
@@ -47,7 +47,7 @@ class Checker(Findings):
 
 
 def shapes(c: Checker) -> None:
-    """From one chunk to a prompt's worth, numbers of all sizes."""
+    """From one chunk to the tokens of a prompt, with numbers of all sizes."""
     for m in (1, 2, 5, 16, 33, 1000):
         for n in (8, 520, 4864, 12800, 25600):
             x = torch.randn(m, 2 * n, device="cuda", generator=c.random)

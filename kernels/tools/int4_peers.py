@@ -1,7 +1,7 @@
-"""Public 4-bit products to compare with, on random weights of their own formats: what they compute is not checked.
+"""Public 4-bit GEMMs to compare with, on random weights of their own formats. Their results are not checked.
 
-tinygemm is torch's `_weight_int4pack_mm` (bf16 activations, groups of 32: 5 bits a weight, against NVFP4's 4.5). AWQ is
-vLLM's Triton kernel (fp16 activations, groups of 128), whose file is read from an installed vLLM, or from its Python
+tinygemm is torch's `_weight_int4pack_mm`: bf16 activations, groups of 32, 5 bits per weight against NVFP4's 4.5. AWQ is
+vLLM's Triton kernel: fp16 activations, groups of 128. Its file is read from an installed vLLM, or from vLLM's Python
 files alone.
 """
 
@@ -23,7 +23,7 @@ Launch = Callable[[], Any]
 
 
 def tinygemm(m: int, n: int, k: int, copies: int) -> list[Launch]:
-    """Calls of torch's int4 product with x [m, k], one for each of `copies` weights [n, k]."""
+    """Calls of torch's int4 GEMM with x [m, k], one per copy of the weight [n, k]."""
     x = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
     calls: list[Launch] = []
     for _ in range(copies):

@@ -1,17 +1,17 @@
 """The CUDA kernels' shared library (scripts/build_cuda.sh) through ctypes: tools, benchmarks, tests, with any torch.
 
-torch.ops.voltserve is what the engine calls; this reaches the same launchers without it, so that a machine whose torch
-differs from the pinned one can still check and time the very same machine code.
+The engine calls torch.ops.voltserve. This module reaches the same launchers without it. A machine with another torch
+can thus check and time the very same machine code.
 """
 
 from __future__ import annotations
 
 import ctypes
-import itertools
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
+
+from kernels.tools.c_structs import digest, filled, struct
 
 ROOT = Path(__file__).resolve().parents[2]
 LIBRARY = ROOT / "build" / "cuda" / "libvoltserve_cuda.so"
@@ -19,44 +19,9 @@ TILE_ROWS, TILE_COLUMNS = 32, 64
 _REBUILD = "it was built from other sources: run scripts/build_cuda.sh"
 
 
-class _Problem(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_int) for name in ("m", "n", "k", "group", "arch", "processors", "experts")]
-
-
-class _Plan(ctypes.Structure):
-    _fields_ = [
-        ("path", ctypes.c_int),
-        ("variant", ctypes.c_int),
-        ("blocks", ctypes.c_int),
-        ("tiles", ctypes.c_int),
-        ("workspace_words", ctypes.c_size_t),
-        ("reason", ctypes.c_char_p),
-    ]
-
-
-class _Shape(ctypes.Structure):
-    _fields_ = [
-        ("name", ctypes.c_char_p),
-        *((name, ctypes.c_int) for name in ("tokens", "rows", "threads", "stage_tiles", "blocks_per_processor")),
-    ]
-
-
-class _SiluArgs(ctypes.Structure):
-    _fields_ = [*((name, ctypes.c_void_p) for name in "xy"), *((name, ctypes.c_int) for name in "mn")]
-
-
-class _LinearArgs(ctypes.Structure):
-    _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("x", "codes", "scales", "row_factor", "bias", "y", "workspace")),
-        *((name, ctypes.c_int) for name in ("m", "n", "k", "x_stride")),
-        *((name, ctypes.c_void_p) for name in ("slots", "experts", "padded_slots")),
-        ("top_k", ctypes.c_int),
-    ]
-
-
 @dataclass(frozen=True)
 class Shape:
-    """A fused kernel's block: tokens by rows, threads, tiles of 64 columns a stage, blocks that fit a V100's SM."""
+    """A fused kernel's block: tokens by rows, threads, tiles of 64 columns per stage, blocks that fit a V100's SM."""
 
     name: str
     tokens: int
@@ -68,7 +33,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Plan:
-    """What kernels/cuda/linear/plan.h chose."""
+    """The choice of kernels/cuda/linear/plan.h."""
 
     path: str
     variant: int
@@ -94,35 +59,19 @@ class Packed:
     experts: int = 0
 
 
-def structs(mirrored: Sequence[type[ctypes.Structure]]) -> str:
-    """What kernels/cuda/common/c_structs.h writes of the structs that these mirror."""
-    lines = []
-    for struct in mirrored:
-        fields = ", ".join(f"{name.rstrip('_')} {getattr(struct, name).offset}" for name, *_ in struct._fields_)
-        lines.append(f"{struct.__name__.lstrip('_')} {ctypes.sizeof(struct)}: {fields}\n")
-    return "".join(lines)
-
-
-def load(path: Path, mirrored: Mapping[str, Sequence[type[ctypes.Structure]]]) -> ctypes.CDLL:
-    """The shared library, once its structs are known to be laid out as Python's mirrors of them.
-
-    Args:
-        path: the library.
-        mirrored: by the name of each room's C function that describes its structs, their mirrors in its order.
+def load(path: Path) -> ctypes.CDLL:
+    """The shared library.
 
     Raises:
-        RuntimeError: a struct differs, so the library was built from other sources; names the first one.
+        RuntimeError: the headers that it was compiled with differ from those that c_structs.py reads.
     """
     library = ctypes.CDLL(str(path))
-    for described_by, mirrors in mirrored.items():
-        describe = getattr(library, described_by, None)
-        if describe is None:
-            raise RuntimeError(f"{path}: expected {described_by}(), not found; {_REBUILD}")
-        describe.restype = ctypes.c_char_p
-        expected, got = (text.splitlines() for text in (structs(mirrors), describe().decode()))
-        for ours, theirs in itertools.zip_longest(expected, got, fillvalue="nothing"):
-            if ours != theirs:
-                raise RuntimeError(f"{path}: expected {ours}; got {theirs}; {_REBUILD}")
+    headers = getattr(library, "voltserve_headers", None)
+    if headers is None:
+        raise RuntimeError(f"{path}: expected voltserve_headers(), not found; {_REBUILD}")
+    headers.restype = ctypes.c_char_p
+    if (got := headers().decode()) != (expected := digest()):
+        raise RuntimeError(f"{path}: expected headers of sha256 {expected[:12]}…, got {got[:12]}…; {_REBUILD}")
     return library
 
 
@@ -130,9 +79,8 @@ class Library:
     """The launchers, on torch tensors of the current device and its current stream."""
 
     def __init__(self, path: Path = LIBRARY) -> None:
-        linear = (_Problem, _Plan, _Shape, _LinearArgs)
-        self._c = load(path, {"voltserve_linear_structs": linear, "voltserve_silu_structs": (_SiluArgs,)})
-        self._c.voltserve_shape.restype = ctypes.POINTER(_Shape)
+        self._c = load(path)
+        self._c.voltserve_shape.restype = ctypes.POINTER(struct("Shape"))
         self._c.voltserve_place_code.restype = ctypes.c_uint32
         self._c.voltserve_place_scale.restype = ctypes.c_uint32
 
@@ -141,8 +89,8 @@ class Library:
         found = self._c.voltserve_shape(variant)
         if not found:
             return None
-        values = [getattr(found.contents, name) for name, *_ in _Shape._fields_]
-        return Shape(values[0].decode(), *values[1:])
+        values = {field.name: getattr(found.contents, field.name) for field in fields(Shape)}
+        return Shape(**values | {"name": values["name"].decode()})
 
     def shape_of(self, name: str) -> Shape:
         """The block of the variant of this name. Raises KeyError for an unknown name."""
@@ -175,12 +123,13 @@ class Library:
         plan, error = self._plan(m, n, k, group, arch, processors, experts)
         if error:
             raise ValueError(error)
-        values = {name: getattr(plan, name) for name, *_ in _Plan._fields_}
+        values = {field.name: getattr(plan, field.name) for field in fields(Plan)}
         return Plan(**{**values, "path": ("fused", "dequantize")[plan.path], "reason": plan.reason.decode()})
 
-    def _plan(self, *problem: int) -> tuple[_Plan, str]:
-        plan, error = _Plan(), ctypes.create_string_buffer(256)
-        failed = self._c.voltserve_plan(ctypes.byref(_Problem(*problem)), ctypes.byref(plan), error, 256)
+    def _plan(self, m: int, n: int, k: int, group: int, arch: int, processors: int, experts: int) -> tuple[Any, str]:
+        plan, error = struct("Plan")(), ctypes.create_string_buffer(256)
+        problem = filled("Problem", m=m, n=n, k=k, group=group, arch=arch, processors=processors, experts=experts)
+        failed = self._c.voltserve_plan(ctypes.byref(problem), ctypes.byref(plan), error, 256)
         return plan, error.value.decode() if failed else ""
 
     def pack(self, codes: Any, block_scales: Any, row_factor: Any, group: int) -> Packed:
@@ -243,21 +192,20 @@ class Library:
         plan.path = 0
         token_blocks = moe[1].shape[0] if moe else -(-m // shape.tokens)
         plan.tiles = -(-w.n // shape.rows) * token_blocks
-        plan.blocks = blocks or plan.blocks or device.multi_processor_count  # none is planned where cuBLAS is
+        plan.blocks = blocks or plan.blocks or device.multi_processor_count  # cuBLAS's path plans none
         words = plan.blocks * 2 * shape.tokens * shape.rows
         workspace = torch.full((words,), -1, dtype=torch.int32, device=x.device)
-        tensors = (x, w.codes, w.scales, w.row_factor, bias, y, workspace)
-        routing = (*moe[:3],) if moe else (None,) * 3
-        args = _LinearArgs(
-            *(None if t is None else t.data_ptr() for t in tensors),
-            m // moe[3] if moe else m, w.n, w.k, x.stride(0),
-            *(None if t is None else t.data_ptr() for t in routing),
-            moe[3] if moe else 0,
+        slots, experts, padded_slots, top_k = moe or (None, None, None, 0)
+        args = filled(
+            "LinearArgs",
+            x=x, codes=w.codes, scales=w.scales, row_factor=w.row_factor, bias=bias, y=y, workspace=workspace,
+            m=m // top_k if top_k else m, n=w.n, k=w.k, x_stride=x.stride(0),
+            slots=slots, experts=experts, padded_slots=padded_slots, top_k=top_k,
         )  # fmt: skip
 
         call = self._c.voltserve_memory_side if memory_side else self._c.voltserve_linear
 
-        def launch(keep: Any = (tensors, routing)) -> None:
+        def launch(keep: Any = (x, w, bias, y, workspace, moe)) -> None:
             self._check(call(ctypes.byref(args), w.group, ctypes.byref(plan), self._stream()))
 
         launch.plan = plan  # type: ignore[attr-defined]
@@ -266,7 +214,7 @@ class Library:
 
     def silu_and_mul(self, x: Any, y: Any) -> None:
         """y fp16 [m, n] = silu(x[:, :n]) * x[:, n:]."""
-        args = _SiluArgs(x.data_ptr(), y.data_ptr(), *y.shape)
+        args = filled("SiluArgs", x=x, y=y, m=y.shape[0], n=y.shape[1])
         self._check(self._c.voltserve_silu_and_mul(ctypes.byref(args), self._stream()))
 
     def read(self, data: Any, blocks: int, sink: Any) -> None:

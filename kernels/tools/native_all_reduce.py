@@ -6,6 +6,7 @@ import ctypes
 from pathlib import Path
 from typing import Any
 
+from kernels.tools.c_structs import filled
 from kernels.tools.native import LIBRARY, load
 
 # all_reduce/plan.h's.
@@ -15,34 +16,34 @@ PLACES = 87_382  # for lines, in each half of a rank's slot
 SLOT_BYTES = 2 * PLACES * 16
 
 
-class ReduceArgs(ctypes.Structure):
-    """The arguments of a kernel where ranks meet (kernels/cuda/all_reduce/args.h)."""
+def reduce_args(
+    x: Any,
+    y: Any,
+    to: list[int],
+    slots: list[int],
+    epochs: Any,
+    rank: int,
+    limit: float,
+    late: Any = None,
+) -> ctypes.Structure:
+    """The arguments of a kernel where ranks meet, as the ops' of the same names (kernels/contracts/all_reduce.h).
 
-    _fields_ = [
-        ("x", ctypes.c_void_p),
-        ("y", ctypes.c_void_p),
-        *((name, ctypes.c_int) for name in ("count", "half", "rank", "ranks", "copies")),
-        ("to", ctypes.c_void_p * MAX_RANKS),
-        ("from_", ctypes.c_void_p * MAX_RANKS),
-        ("epochs", ctypes.c_void_p),
-        ("limit_ns", ctypes.c_uint64),
-        ("late", ctypes.c_void_p),
-    ]
-
-    @classmethod
-    def of(cls, to: list[int], slots: list[int], epochs: Any, rank: int, limit: float, late: Any = None) -> ReduceArgs:
-        """All of them but the numbers, as the ops' arguments of the same names (kernels/contracts/all_reduce.h)."""
-        args = cls(rank=rank, ranks=len(slots), copies=len(to), epochs=epochs.data_ptr(), limit_ns=int(limit * 1e9))
-        args.to[: len(to)], args.from_[: len(slots)] = to, slots
-        args.late = None if late is None else late.data_ptr()
-        return args
+    Without `slots` there is one rank, and only x and y are used.
+    """
+    addresses = ctypes.c_void_p * MAX_RANKS
+    return filled(
+        "ReduceArgs",
+        x=x, y=y, count=x.numel(), half=int(x.element_size() == 2), rank=rank, ranks=len(slots), copies=len(to),
+        to=addresses(*to), epochs=epochs, limit_ns=int(limit * 1e9), late=late,
+        **{"from": addresses(*slots)},
+    )  # fmt: skip
 
 
 class ReduceLibrary:
     """The launcher, on torch tensors of the current device and its current stream."""
 
     def __init__(self, path: Path = LIBRARY) -> None:
-        self._c = load(path, {"voltserve_all_reduce_structs": (ReduceArgs,)})
+        self._c = load(path)
 
     def plan(self, count: int, ranks: int = 2, *, half: bool = True) -> int:
         """The blocks for `count` numbers, float16 or float32. Raises ValueError naming what does not fit."""
@@ -65,8 +66,7 @@ class ReduceLibrary:
         """A callable that launches y = the sum of all ranks' x on `blocks` blocks (kernels/contracts/all_reduce.h)."""
         import torch
 
-        args = ReduceArgs.of(to, slots, epochs, rank, limit)
-        args.x, args.y, args.count, args.half = x.data_ptr(), y.data_ptr(), x.numel(), int(x.element_size() == 2)
+        args = reduce_args(x, y, to, slots, epochs, rank, limit)
 
         def launch(keep: Any = (x, y, epochs)) -> None:
             stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)

@@ -6,36 +6,24 @@ import ctypes
 from pathlib import Path
 from typing import Any
 
+from kernels.tools.c_structs import filled, struct
 from kernels.tools.native import LIBRARY, load
-from kernels.tools.native_all_reduce import ReduceArgs
-
-
-class _NormArgs(ctypes.Structure):
-    _fields_ = [
-        ("reduce", ReduceArgs),
-        *((name, ctypes.c_void_p) for name in ("residual", "weight")),
-        *((name, ctypes.c_int) for name in ("rows", "hidden")),
-        ("eps", ctypes.c_float),
-    ]
-
-
-class _NormPlan(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_int) for name in ("vectors", "threads")]
+from kernels.tools.native_all_reduce import reduce_args
 
 
 class NormLibrary:
     """The launcher, on torch tensors of the current device and its current stream."""
 
     def __init__(self, path: Path = LIBRARY) -> None:
-        self._c = load(path, {"voltserve_norm_structs": (_NormArgs, _NormPlan)})
+        self._c = load(path)
 
     def plan(self, rows: int, hidden: int, ranks: int = 1) -> tuple[int, int]:
-        """Units of a thread and threads of a block. Raises ValueError naming what does not fit."""
+        """Vectors per thread and threads per block. Raises ValueError naming what does not fit."""
         plan = self._plan(rows, hidden, ranks)
         return plan.vectors, plan.threads
 
-    def _plan(self, rows: int, hidden: int, ranks: int) -> _NormPlan:
-        plan, error = _NormPlan(), ctypes.create_string_buffer(256)
+    def _plan(self, rows: int, hidden: int, ranks: int) -> Any:
+        plan, error = struct("NormPlan")(), ctypes.create_string_buffer(256)
         if self._c.voltserve_plan_norm(rows, hidden, ranks, ctypes.byref(plan), error, 256):
             raise ValueError(error.value.decode())
         return plan
@@ -57,14 +45,13 @@ class NormLibrary:
         """
         import torch
 
-        args = _NormArgs(weight=weight.data_ptr(), rows=x.shape[0], hidden=x.shape[1], eps=eps)
-        args.residual = None if residual is None else residual.data_ptr()
-        epochs = None
-        if places is not None:
-            to, slots, epochs, rank = places
-            args.reduce = ReduceArgs.of(to, slots, epochs, rank, limit, late)
-        args.reduce.x, args.reduce.y = x.data_ptr(), y.data_ptr()
-        plan = self._plan(x.shape[0], x.shape[1], args.reduce.ranks)
+        to, slots, epochs, rank = places or ([], [], None, 0)
+        args = filled(
+            "NormArgs",
+            reduce=reduce_args(x, y, to, slots, epochs, rank, limit, late),
+            residual=residual, weight=weight, rows=x.shape[0], hidden=x.shape[1], eps=eps,
+        )  # fmt: skip
+        plan = self._plan(x.shape[0], x.shape[1], len(slots))
 
         def launch(keep: Any = (x, residual, weight, y, epochs, late)) -> None:
             stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)

@@ -2,8 +2,8 @@
 
     python -m kernels.tools.plot RESULT.json ...
 
-Measured: how much of the read ceiling each layer reaches, beside a kernel that only reads the same bytes, and how much
-faster it is than other ways to compute the same. Computed: the part of the read ceiling and the TFLOP/s by tokens.
+Measured: each layer's share of the read ceiling, a kernel's that only reads the same bytes, and the speed-up over other
+ways to compute the same. Computed: the share of the read ceiling and the TFLOP/s by tokens.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 
 STYLE = {
     "svg.fonttype": "none",
-    "svg.hashsalt": "voltserve",  # the same plot is the same text each time
+    "svg.hashsalt": "voltserve",  # the same plot is the same text every time
     "font.size": 9,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -37,7 +37,7 @@ Row = dict[str, Any]
 
 
 def megabytes(row: Row) -> float:
-    """Of the layer's weights: 4.5 bits each."""
+    """The bytes of a layer's weights, at 4.5 bits each."""
     return float(row["n"] * row["k"] * 9 / 16 / 1e6)
 
 
@@ -75,7 +75,7 @@ def measured(result: dict[str, Any]) -> Figure:
 
 
 def computed(result: dict[str, Any]) -> Figure:
-    """Two plots over the tokens, a line for each layer of Qwen3-32B at TP2."""
+    """Two plots over the tokens, one line per layer of Qwen3-32B at TP2."""
     figure = Figure(figsize=(9, 4), layout="constrained")
     left, right = figure.subplots(1, 2)
     rows = [row for row in result["rows"] if row["layer"].startswith("Qwen3-32B TP2")]

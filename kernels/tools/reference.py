@@ -1,4 +1,4 @@
-"""Weights with known bits, and what a product with them should be, in float64. Torch only."""
+"""Weights with known bits, and the exact result of a GEMM with them, in float64. Torch only."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+E4M3_NAN = 0x7F  # and with the sign, 0xFF
+E4M3_NUMBERS = tuple(code for code in range(256) if code & E4M3_NAN != E4M3_NAN)
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 
 
@@ -31,13 +33,13 @@ def random_weights(n: int, k: int, group: int, generator: torch.Generator, adver
     device = generator.device
     codes = torch.randint(0, 256, (n, k // 2), dtype=torch.uint8, device=device, generator=generator)
     if adversarial:
-        numbers = torch.tensor([b for b in range(256) if b & 0x7F != 0x7F], dtype=torch.uint8, device=device)
+        numbers = torch.tensor(E4M3_NUMBERS, dtype=torch.uint8, device=device)
         pick = torch.randint(0, len(numbers), (n, k // group), device=device, generator=generator)
         scales = numbers[pick]
         codes[:, ::7] = 0x88  # -0
         codes[:, 1::7] = 0x7F  # -6 and 6
     else:
-        scales = torch.randint(0x50, 0x7F, (n, k // group), dtype=torch.uint8, device=device, generator=generator)
+        scales = torch.randint(0x50, E4M3_NAN, (n, k // group), dtype=torch.uint8, device=device, generator=generator)
     # Small enough that no result leaves fp16's range.
     factor = (torch.rand(n, device=device, generator=generator) + 0.1) * (1e-7 if adversarial else 1e-4)
     return Canonical(codes, scales, factor, group)
@@ -56,7 +58,7 @@ def random_activations(m: int, k: int, generator: torch.Generator, adversarial: 
 def worst_error(
     y: torch.Tensor, x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None = None
 ) -> tuple[float, str]:
-    """The largest error of y fp16 [m, n] against x wᵀ + bias, in units of what is allowed, and where it is.
+    """The largest error of y fp16 [m, n] against x wᵀ + bias, in units of the allowed error, and where it is.
 
     Allowed: the rounding of the result to fp16, and 1e-5 of the sum of |x w| for fp32 sums in another order. At most 1
     passes; NaN never does.

@@ -1,4 +1,4 @@
-"""What rotate_and_cache makes of heads (kernels/contracts/attention.h), in float64, and how far off it may be."""
+"""The exact result of rotate_and_cache (kernels/contracts/attention.h) in float64, and the allowed error."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def rotated_heads(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(exact result, allowed error) of heads x [T, H, D], both float64 [T, H, D]; the other arguments as the op's.
 
-    Allowed: float16's roundings (2^-11 each, 2^-25 of the smallest numbers) of the normalized value and of that times
-    the weight, of each product of the rotation and of their sum.
+    float16's roundings are allowed: 2^-11 each, 2^-25 for the smallest numbers. They occur at the normalized value, at
+    that times the weight, at each product of the rotation and at their sum.
     """
     exact = x.double()
     allowed = torch.zeros_like(exact)
@@ -50,5 +50,5 @@ def rotated_heads(
         + 3 * 2.0**-25
         for one, other, one_off, other_off in ((a, b, a_off, b_off), (b, a, b_off, a_off))
     ]
-    # Of float32's sum of squares, and of products of roundings.
+    # For float32's sum of squares, and for products of roundings.
     return result, whole(off[0], off[1], allowed) * (1 + 2.0**-8)

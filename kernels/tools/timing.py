@@ -1,4 +1,4 @@
-"""Times of launches on the GPU at hand, and the yardsticks that they are set beside."""
+"""Times of launches on the GPU at hand, and yardsticks to compare them with."""
 
 from __future__ import annotations
 

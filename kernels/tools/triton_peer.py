@@ -1,20 +1,31 @@
-"""vLLM's Triton attention, on its own: the backend that a V100 has without ours, to compare with.
+"""vLLM's Triton attention without vLLM: the backend that a V100 would have without ours, for comparison.
 
-Its file is read from an installed vLLM (or its Python files alone); what it imports of vLLM is four names, which are
-stood in for, so that it runs beside any torch and needs no vLLM that works on the machine.
+Its files are read from an installed vLLM, or from vLLM's Python files alone. What they import of vLLM has stand-ins
+here. They therefore run with any torch, on a machine where vLLM itself does not work.
 """
 
 from __future__ import annotations
 
 import logging
 import types
+from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
 from kernels.tools import vllm_file
 
 FILE = Path("v1/attention/ops/triton_unified_attention.py")
+HELPERS = Path("v1/attention/ops/triton_attention_helpers.py")
 SEGMENTS = 16  # of a sequence in decoding, as vLLM's TritonAttentionMetadataBuilder has it
+
+
+class CacheMode(IntEnum):
+    """The modes of vLLM's cache that the kernel's launcher asks for; ours is always the first."""
+
+    NONE = 0
+    INT8_PER_TOKEN_HEAD = 2
+    FP8_PER_TOKEN_HEAD = 3
+    INT4_PER_TOKEN_HEAD = 4
 
 
 def load(vllm: Path) -> Any:
@@ -28,7 +39,9 @@ def load(vllm: Path) -> Any:
         "vllm.logger": {"init_logger": logging.getLogger},
         "vllm.platforms": {"current_platform": types.SimpleNamespace(fp8_dtype=lambda: torch.float8_e4m3fn)},
         "vllm.triton_utils": {"triton": triton, "tl": triton.language},
+        "vllm.v1.kv_cache_interface": {"KVQuantMode": CacheMode},
     }
+    stubs["vllm." + ".".join(HELPERS.with_suffix("").parts)] = vars(vllm_file.load(vllm, HELPERS, stubs))
     return vllm_file.load(vllm, FILE, stubs)
 
 
@@ -70,25 +83,29 @@ def launcher(
 
 
 def compile_prefill(module: Any, head_dim: int, group: int) -> tuple[bytes, int, int, int]:
-    """(machine code for sm_70, warps, rows, cached positions a turn) of the kernel for prompts; needs no GPU.
+    """(machine code for sm_70, warps, rows, cached positions per iteration) of the kernel for prompts; needs no GPU.
 
-    The arguments that decide on code are those of `unified_attention` for a plain causal layer over blocks of 16;
-    pointers and strides are multiples of 16, as Triton finds them at a launch. `group`: query heads a key head, up to
+    The arguments that select the code are those of `unified_attention` for a plain causal layer over blocks of 16.
+    Pointers and strides are multiples of 16, as Triton finds them at a launch. `group`: query heads per key head, up to
     16.
     """
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    kernel, rows, positions = module.kernel_unified_attention_2d, 16, 32
+    kernel, rows, positions = module.kernel_unified_attention, 16, 32
     constants: dict[str, Any] = {
+        parameter.name: parameter.default for parameter in kernel.params if parameter.has_default
+    }
+    constants |= {
         "num_query_heads": group, "num_queries_per_kv": group, "BLOCK_SIZE": 16, "TILE_SIZE": positions,
         "HEAD_SIZE": head_dim, "HEAD_SIZE_PADDED": 1 << (head_dim - 1).bit_length(), "BLOCK_Q": rows // group,
         "BLOCK_M": rows, "stride_k_cache_3": 1, "stride_v_cache_3": 1, "SLIDING_WINDOW": 0, "MAX_MM_RANGES": 0,
-        "out_scale": 1.0, "softcap": 0.0, "FP8_MIN": module.float8_info.min, "FP8_MAX": module.float8_info.max,
+        "R_SWA_WINDOW": 0, "NUM_SEGMENTS_PER_SEQ": 1, "IS_3D": False, "out_scale": 1.0, "softcap": 0.0,
     }  # fmt: skip
-    constants |= dict.fromkeys(("sink_ptr", "alibi_slopes_ptr", "qq_bias_ptr", "mm_prefix_range_ptr"))
-    constants |= {name: False for name in kernel.arg_names if name.startswith("USE_")}
+    constants |= dict.fromkeys(("sink_ptr", "alibi_slopes_ptr", "qq_bias_ptr", "mm_prefix_range_ptr", "q_scale"))
+    constants |= dict.fromkeys(("per_seq_causal_ptr", "rswa_prefix_lens_ptr"))
+    constants |= {name: name == "USE_CAUSAL" for name in kernel.arg_names if name.startswith("USE_")}
     halves = ("output_ptr", "query_ptr", "key_cache_ptr", "value_cache_ptr")
     types = dict.fromkeys(("block_tables_ptr", "seq_lens_ptr", "query_start_len_ptr"), "*i32")
     types |= dict.fromkeys(halves, "*fp16") | {"k_scale": "*fp32", "v_scale": "*fp32", "scale": "fp32"}

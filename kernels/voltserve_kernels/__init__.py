@@ -1,6 +1,6 @@
-"""Importing this registers torch.ops.voltserve.*, with implementations for tracing. The contracts: include/*.h.
+"""Importing this registers torch.ops.voltserve.*, with implementations for tracing. contracts/*.h says what they do.
 
-On the CPU they use as many threads as torch does at import; torch.ops.voltserve.set_cpu_threads(n) changes that.
+On the CPU the ops use as many threads as torch does at import; torch.ops.voltserve.set_cpu_threads(n) changes that.
 """
 
 from pathlib import Path
@@ -148,5 +148,5 @@ def devices() -> list[str]:
 
 
 def cpu_instruction_sets() -> list[str]:
-    """Those that the kernels have code for and this CPU has, fastest first; the first is used."""
+    """The instruction sets that this CPU and the kernels have, fastest first. The first is used."""
     return torch.ops.voltserve._cpu_instruction_sets().split()

@@ -2,9 +2,13 @@
 
 github.com/vllm-project/compressed-tensors. FP8 linears: quant/formats/fp8.py. NVFP4:
 
-Per linear [N, K]: `weight_packed` uint8 [N, K/2] with the even column in the low nibble, `weight_scale` float8_e4m3fn
-[N, K/g], `weight_global_scale` float32 [1], a **divisor**: w = e2m1 * scale / global. Models that also quantize
-activations (W4A4) add `input_global_scale`, which reading weights does not need.
+Each linear [N, K] has three tensors, w = e2m1 * scale / global:
+
+    weight_packed        uint8 [N, K/2], the even column in the low nibble
+    weight_scale         float8_e4m3fn [N, K/g]
+    weight_global_scale  float32 [1], a **divisor**
+
+Models that also quantize activations (W4A4) add `input_global_scale`, which reading weights does not need.
 """
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ _REMEDY = "Restore the model's files from its source"
 def detect(directory: Path) -> Scheme | None:
     """The quantization that the configs in `directory` declare. None if they declare none (a 16-bit model).
 
-    Raises QuantError, with the reason and remedy, for a format that is not read here, a config that is malformed, and
-    configs that contradict each other.
+    Raises QuantError, with reason and remedy, for a format that is not read here, a malformed config, and configs that
+    contradict each other.
     """
     config = read_object(
         directory / CONFIG, "Name a model directory: config.json, safetensors shards and tokenizer files"

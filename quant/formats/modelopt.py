@@ -1,8 +1,13 @@
 """NVIDIA ModelOpt's NVFP4 (github.com/NVIDIA/Model-Optimizer), as written by its Hugging Face export. Torch-free.
 
-Per linear [N, K]: `weight` uint8 [N, K/2] with the even column in the low nibble, `weight_scale` float8_e4m3fn
-[N, K/g], `weight_scale_2` float32 scalar, a **multiplier**: w = e2m1 * scale * scale_2. W4A4 models add `input_scale`.
-NVFP4_AWQ models may add `pre_quant_scale` [K], a factor on the layer's input: y = W (x * pre_quant_scale).
+Each linear [N, K] has three tensors, w = e2m1 * scale * scale_2:
+
+    weight          uint8 [N, K/2], the even column in the low nibble
+    weight_scale    float8_e4m3fn [N, K/g]
+    weight_scale_2  float32 scalar, a **multiplier**
+
+W4A4 models add `input_scale`. NVFP4_AWQ models may add `pre_quant_scale` [K], a factor on the layer's input:
+y = W (x * pre_quant_scale).
 
 The config is in one of two places, or in both:
 

@@ -1,6 +1,6 @@
 """Quantizations that the engine has no kernels for, by name. Torch-free.
 
-vLLM's compiled kernels are not installed (engine/operators.py), and its Triton kernels need tensor cores that a V100
+vLLM's compiled kernels are not installed (engine/operators), and its Triton kernels need tensor cores that a V100
 lacks. What our kernels compute has an entry in quant/formats/registry.py instead.
 """
 

@@ -19,6 +19,7 @@ from quant.safetensors_header import (
     unindexed_shards,
 )
 from quant.verify.findings import Finding, error, from_exception, list_some, warning
+from quant.verify.outline import holes_of
 
 _FETCH = "Download the missing files from the model's source"
 _AGAIN = "Download the model again; index and shards must be of the same version"
@@ -105,7 +106,8 @@ def check_tokenizer(directory: Path, config: Mapping[str, object]) -> list[Findi
         got = "nothing: special tokens and the chat template may be missing"
         findings.append(warning("tokenizer", TOKENIZER_CONFIG, "", "a file", got, _FETCH))
     path = directory / "tokenizer.json"
-    if path.is_file() and path.stat().st_size and not _is_pointer(path):
+    read = path.name not in holes_of(directory)
+    if read and path.is_file() and path.stat().st_size and not _is_pointer(path):
         findings += _check_vocabulary(path, config)
     return findings
 
@@ -186,8 +188,11 @@ def _read_index(directory: Path, findings: list[Finding]) -> dict[str, str] | No
 
 def _compare(weight_map: Mapping[str, str], headers: Mapping[str, Header]) -> list[Finding]:
     findings = []
+    of_shard: dict[str, set[str]] = {}
+    for name, owner in weight_map.items():
+        of_shard.setdefault(owner, set()).add(name)
     for shard, header in headers.items():
-        listed = {name for name, owner in weight_map.items() if owner == shard}
+        listed = of_shard.get(shard, set())
         if missing := sorted(listed - header.entries.keys()):
             expected = f"the {len(listed)} tensors that the index names"
             findings.append(error("index", shard, missing[0], expected, f"no {list_some(missing)}", _AGAIN))

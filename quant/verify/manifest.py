@@ -23,12 +23,17 @@ def read_manifest(directory: Path) -> dict[str, str]:
         return {}
     except (OSError, UnicodeDecodeError) as error:
         raise QuantError(f"{path}: expected digests and file names, got {error}", _REMEDY) from None
-    digests = {}
+    return parse_manifest(text, str(path))
+
+
+def parse_manifest(text: str, where: str) -> dict[str, str]:
+    """File name to hex digest. Raises QuantError naming `where` and a malformed line."""
+    digests: dict[str, str] = {}
     for number, line in enumerate(text.splitlines(), 1):
         match = _LINE.fullmatch(line)
         if not match or Path(match[2]).name != match[2] or match[2] in digests:
             raise QuantError(
-                f"{path}: line {number}: expected a digest and a new file name, got {line[:80]!r}", _REMEDY
+                f"{where}: line {number}: expected a digest and a new file name, got {line[:80]!r}", _REMEDY
             )
         digests[match[2]] = match[1].lower()
     return digests

@@ -16,6 +16,7 @@ from quant.verify.findings import Finding, error, from_exception, list_some, war
 from quant.verify.layers import Modules, compare_globals
 from quant.verify.manifest import FILE_NAME as MANIFEST
 from quant.verify.manifest import listable, read_manifest, write_manifest
+from quant.verify.outline import holes_of
 from quant.verify.servable import Target, examine
 from quant.verify.tensor_parallel import Obstacle
 from quant.verify.values import check_zeros, is_positive, scan_files
@@ -81,14 +82,18 @@ def verify(
     `target`: where it is to be served. `manifest`: "check" compares with SHA256SUMS, if the file exists and the depth
     is full. "write" writes it again, unless the model has an error.
 
-    Raises QuantError if `directory` is not a directory, and ValueError for "write" without "full".
+    Of an outline no value is read. Raises QuantError if `directory` is not a directory, and for depth "full" of an
+    outline; ValueError for "write" without "full".
     """
     if manifest == "write" and depth != "full":
         raise ValueError("manifest: expected depth 'full' to write it, got 'headers'")
     seen = examine(directory, target)
+    holes = holes_of(directory)
+    if holes and depth == "full":
+        raise QuantError(f"{directory}: expected the whole model, got its outline", "Ask for the headers only")
     modules, tensors, headers = seen.modules, seen.tensors, seen.headers
     findings = list(seen.findings)
-    globals_ = _read_globals(directory, modules, tensors)
+    globals_ = {} if holes else _read_globals(directory, modules, tensors)
     findings += compare_globals(modules, globals_)
     hashed = 0
     if depth == "full":

@@ -25,7 +25,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from scripts.gpu_e2e.answers import make_questions
+from trials.answers import make_questions
 
 ROOT = Path(__file__).resolve().parents[2]
 OUT = ROOT / "build" / "gpu_e2e"

@@ -1,10 +1,10 @@
-"""An engine whose PATH has no C compiler beside one that has: equal answers, and which Triton kernels ran.
+"""Compares an engine without a C compiler in its PATH with one that has it: answers, and the Triton kernels that ran.
 
     python -m scripts.gpu_e2e.without_compiler MODEL QUESTIONS OUTPUT.json
 
-Both engines of a pair run at once on one GPU, eagerly and then in CUDA graphs, each with an empty Triton cache. Each is
-asked the greedy continuations of answers.py's prompts, one after another, and 16 samples of one prompt, whose top-k and
-top-p vLLM masks with Triton. Exits with 1 where the answers differ, or where C was compiled all the same.
+Both engines of a pair run at once on one GPU, eagerly and then in CUDA graphs, each with an empty Triton cache. Each
+continues answers.py's prompts greedily, one after another. It then draws 16 samples of one prompt, whose top-k and
+top-p vLLM masks with Triton. The exit code is 1 if the answers differ, or if C was compiled after all.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from scripts.gpu_e2e.served import Engine, serve
+from trials.served import Engine, serve
 
 COMPILERS = re.compile(r"(.*-)?(gcc|g\+\+|cc|c\+\+|c89|c99|cc1|cc1plus|clang|clang\+\+|tcc|nvcc)(-[\d.]+)?(-gcc|-cc)?")
 FLAGS = (

@@ -2,9 +2,9 @@
 
     python -m scripts.gpu_tp2.greedy JOBS.json     [{"flags": ["--model", DIR, …], "output": FILE}, …]
 
-Each output holds, prompt by prompt, the tokens, the log probability of each, and by how much it led the second
-likeliest; or "error", with what the engine's processes logged as errors. A job may bring "environment", and flags that
-beat those here: scripts/gpu_tp2.sh uses both.
+Each output holds, per prompt, the tokens, the log probability of each, and its lead over the second likeliest. After a
+failure it holds "error" instead, with the errors that the engine's processes logged. A job may have "environment", and
+flags that overrule those here: scripts/gpu_tp2.sh uses both.
 """
 
 from __future__ import annotations

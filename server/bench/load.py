@@ -30,7 +30,7 @@ class Closed:
 
 @dataclass(frozen=True)
 class Open:
-    """Requests arrive at random, `rate` a second on average, whether earlier ones are answered or not."""
+    """Requests arrive at random, `rate` per second on average, whether earlier ones are answered or not."""
 
     rate: float
 

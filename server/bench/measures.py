@@ -1,14 +1,14 @@
 """Computes figures from outcomes: pure functions with vLLM's own definitions, so that both tools can be compared.
 
-TTFT  seconds from sending a request (open loop: from when it was due, so that a late generator cannot hide a queue) to
-      its first piece of text
-E2E   seconds from there to its last piece
-TPOT  (E2E − TTFT) / (output tokens − 1): a request's mean time for one more token; tokens as the server counts them
-ITL   the gaps between a request's pieces of text, of all requests together
-user  1 / TPOT: the tokens a second that one user sees; its median
-total output tokens of all requests that succeeded, over the seconds from the first sending to the last answer
+    TTFT   seconds from sending a request to its first piece of text
+    E2E    seconds from sending a request to its last piece of text
+    TPOT   (E2E − TTFT) / (output tokens − 1): a request's mean time per further token
+    ITL    the gaps between pieces of text within a request, over all requests
+    user   the median of 1 / TPOT: the tokens per second that one user sees
+    total  output tokens of all successful requests per second, from the first sending to the last answer
 
-Failed requests count in `errors` only.
+In an open loop TTFT and E2E count from when the request was due, so that a late generator cannot hide a queue. Tokens
+are those that the server counts. Failed requests count in `errors` only.
 """
 
 from collections import Counter
@@ -45,7 +45,7 @@ class Distribution:
 
 @dataclass(frozen=True)
 class Summary:
-    """A level in figures; rates a second. `late`: how much later than due the generator sent (open loop)."""
+    """A level in figures; rates per second. `late`: how much later than due the generator sent (open loop)."""
 
     level: str
     loop: str
@@ -113,7 +113,7 @@ def summarize(result: LevelResult) -> Summary:
 
 
 def timeline(outcomes: Sequence[Outcome], seconds: float, bins: int = 40) -> list[tuple[float, float, float]]:
-    """(middle of the bin in seconds, pieces of text a second, mean requests in flight), from 0 to `seconds`."""
+    """(middle of the bin in seconds, pieces of text per second, mean requests in flight), from 0 to `seconds`."""
     edges = np.linspace(0, seconds, bins + 1)
     width = seconds / bins
     events = [moment for outcome in outcomes for moment in outcome.events]

@@ -121,7 +121,7 @@ def _percentile_plot(summaries: Sequence[Summary], name: str, what: str) -> str:
 
 
 def _timeline_plot(results: Sequence[LevelResult]) -> str:
-    """A column a level: levels differ too much in length for a common axis."""
+    """One column per level, because levels differ too much in length for a common axis."""
     with figure(rows=2, columns=len(results), height=4.4) as (drawing, (rates, users)):
         for result, rate_axes, user_axes in zip(results, rates, users, strict=True):
             rows = timeline(result.outcomes, result.seconds)
@@ -149,7 +149,7 @@ def _legend(axes: "Axes") -> None:
 
 
 def _beside(summaries: Sequence[Summary]) -> list[str]:
-    """What others report. Never in one plot with ours: other machines and other models."""
+    """The figures of others: never in one plot with ours, since machines and models differ."""
     found = load_peers()
     ours = {one.level: one for one in summaries}
     reference = found.reference

@@ -17,7 +17,7 @@ class _Strict(BaseModel):
 
 
 class Reference(_Strict):
-    """The reference document's table: total tokens a second by users, and the range of its TTFT in milliseconds."""
+    """The reference document's table: total tokens per second by users, and the range of its TTFT in milliseconds."""
 
     title: str
     tokens_per_s: dict[int, float]
@@ -26,7 +26,7 @@ class Reference(_Strict):
 
 
 class Peer(_Strict):
-    """One peer's claim: total tokens a second by users."""
+    """One peer's claim: total tokens per second by users."""
 
     who: str
     setup: str

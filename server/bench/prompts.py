@@ -1,9 +1,9 @@
 """Prompts of an exact number of tokens, for any model, without its files.
 
-The server is asked once how it cuts a text into tokens (vLLM's `return_token_ids`); prompts are then drawn at random
-from those tokens and sent as lists of token ids, which /v1/completions takes as they are. So the length is exact by
-construction, no two prompts share a prefix that a cache could know, and no special token is among them.
-Random tokens predict nothing: speculative decoding shows its worst case.
+The server tells once how it cuts a text into tokens (vLLM's `return_token_ids`). Prompts are drawn at random from those
+tokens and sent as lists of token ids, which /v1/completions accepts unchanged. So the length is exact by construction,
+no two prompts share a prefix that a cache could know, and no special token is among them. Random tokens predict
+nothing: speculative decoding shows its worst case.
 """
 
 import random
@@ -15,8 +15,8 @@ from quant.calibration_text import evaluation_text
 from server.environment import API_KEY
 from server.errors import UserError
 
-SAMPLE_CHARACTERS = 1000  # some 250 tokens: fits even a small context
-ASK_LIMIT = 120.0  # seconds; a busy server answers after what it is at
+SAMPLE_CHARACTERS = 1000  # about 250 tokens, which fit even a small context
+ASK_LIMIT = 120.0  # seconds; a busy server answers after its present work
 
 
 class BenchError(UserError):

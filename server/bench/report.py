@@ -16,7 +16,7 @@ from server.machine import command_line, describe_machine, today
 
 # Share of one core. Above it, requests wait for the generator, and latencies include its own work.
 BUSY_GENERATOR = 0.5
-LATE = 0.01  # seconds; an open loop that sends later than this is not the load that was asked for
+LATE = 0.01  # seconds; an open loop that sends later than this is another load than requested
 HEADINGS = (
     "load",
     "requests",
@@ -50,7 +50,7 @@ class Report:
         return cls(target, settings, describe_server(target), describe_machine(), today(), command_line(), note)
 
     def as_dict(self, results: Sequence[LevelResult]) -> dict[str, Any]:
-        """For JSON; seconds, and rates a second."""
+        """For JSON; seconds, and rates per second."""
         summaries = [summarize(result) for result in results]
         return {
             "what": "load on a server: tokens a second, and what users wait for",

@@ -7,13 +7,13 @@ import click
 import typer
 from typer.core import TyperGroup
 
-from server.cli import bench, cluster, evaluation, keys, models, monitor, serving, smoke, sweep
+from server.cli import bench, cluster, evaluation, keys, models, monitor, serving, smoke, sweep, version
 
 # The sections of the help. A test finds a command that is missing here.
 SECTIONS = {
     "Serving": ("serve", "explain", "plan", "doctor", "monitor", "keys"),
     "Several machines": ("deploy", "cluster"),
-    "Models": ("model", "quantize", "convert", "verify", "inspect"),
+    "Models": ("advise", "model", "quantize", "convert", "verify", "inspect"),
     "Measuring": ("smoke", "eval", "bench", "sweep"),
     "About": ("version",),
 }
@@ -41,7 +41,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-for commands in (serving, models, evaluation, bench, sweep, smoke, monitor):
+for commands in (serving, models, evaluation, bench, sweep, smoke, monitor, version):
     app.add_typer(commands.app)
 app.add_typer(cluster.deploying)
 app.add_typer(keys.app, name="keys")

@@ -5,6 +5,7 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import click
@@ -14,6 +15,16 @@ from typer.core import TyperCommand
 if TYPE_CHECKING:
     from quant.progress import OnProgress
 
+# Of commands that ask a hub.
+Endpoint = Annotated[
+    str, typer.Option(metavar="URL", help="The hub, or its mirror. [default: HF_ENDPOINT or MODELSCOPE_ENDPOINT]")
+]
+TokenFile = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE", help="File with a token, for gated models. [default: HF_TOKEN or MODELSCOPE_API_TOKEN]"
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 

@@ -14,20 +14,17 @@ _BY_SIGINT = 128 + signal.SIGINT
 
 
 @contextmanager
-def resumable(destination: Path) -> Iterator[None]:
-    """Ends with code 130 on Ctrl-C, once what is under way is kept. Only the main thread may use it."""
-    from quant.partial import resume_folder
-
-    folder = resume_folder(destination)
+def resumable(folder: Path, under_way: str = "the layers under way") -> Iterator[None]:
+    """Ends with code 130 on Ctrl-C, once what is under way is kept in `folder`. Only the main thread may use it."""
     came = 0
 
     def on_signal(_number: int, _frame: FrameType | None) -> None:
         nonlocal came
         came += 1
         if came > 1:
-            # Kept results are renamed into place whole, so nothing is lost but the layers under way.
+            # Kept results are renamed into place whole, so nothing is lost but what is under way.
             os._exit(_BY_SIGINT)
-        print("\nvoltserve: stopping after the layers under way; Ctrl-C again stops at once", file=sys.stderr)
+        print(f"\nvoltserve: stopping after {under_way}; Ctrl-C again stops at once", file=sys.stderr)
         raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGINT, on_signal)

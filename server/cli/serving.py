@@ -1,4 +1,4 @@
-"""Commands that start an engine, or say what starting one would do: serve, explain, plan, doctor, version."""
+"""Commands that start an engine, or say what starting one would do: serve, explain, plan, doctor."""
 
 from enum import Enum
 from pathlib import Path
@@ -6,7 +6,18 @@ from typing import Annotated, Any
 
 import typer
 
-from server.cli.common import FREE, AsJson, ConfiguredCommand, ServeCommand, group, print_json, user_errors
+from server.cli.common import (
+    FREE,
+    AsJson,
+    ConfiguredCommand,
+    Endpoint,
+    ServeCommand,
+    TokenFile,
+    group,
+    print_json,
+    user_errors,
+)
+from server.cli.found import model_directory
 
 app = group()
 
@@ -58,23 +69,31 @@ def plan(
             metavar="LOG", help="Compare with what the engine of this log of serve, with the same flags, said."
         ),
     ] = None,
+    endpoint: Endpoint = "",
+    token_file: TokenFile = None,
 ) -> None:
-    """Show the memory that a model needs with serve's flags, whether it fits, and how to split it over GPUs."""
+    """Show the memory that a model needs with serve's flags, whether it fits, and how to split it over GPUs.
+
+    Of a model on a hub (hf:OWNER/NAME, modelscope:OWNER/NAME, a folder's URL) configs and headers are read.
+    """
     from server.config.settings import load_config
     from server.plan import plan_for
     from server.run import servable
 
-    with user_errors():
-        config = load_config(_model_first(ctx.args))
+    model, *flags = ctx.args or [""]
+    if model.startswith("-") or not ctx.args:
+        model, flags = "", ctx.args
+    with user_errors(), model_directory(model, endpoint, token_file) as found:
+        config = load_config([*(["--model", str(found.directory)] if model else []), *flags])
         if as_format is None:
             servable.check(config)
         planned = plan_for(config, quantized=as_format is not None)
         if against is not None:
             raise typer.Exit(_compare(planned.as_dict(), against, as_json=as_json))
-    if as_json:
-        print_json(planned.as_dict())
-    else:
-        print(planned.as_text())
+        if as_json:
+            print_json(found.json(planned.as_dict()))
+        else:
+            print(found.text(planned.as_text()))
     raise typer.Exit(0 if planned.plan.fits else 2)
 
 
@@ -118,16 +137,3 @@ def doctor(
     else:
         print(as_text(findings))
     raise typer.Exit(1 if any(finding.level == "error" for finding in findings) else 0)
-
-
-@app.command()
-def version() -> None:
-    """Print the versions of voltserve, its engine and torch."""
-    from importlib.metadata import version as version_of
-
-    print(" ".join(f"{name} {version_of(name)}" for name in ("voltserve", "vllm", "torch")))
-
-
-def _model_first(arguments: list[str]) -> list[str]:
-    """`DIR [FLAGS]` as `--model DIR [FLAGS]`."""
-    return ["--model", *arguments] if arguments and not arguments[0].startswith("-") else arguments

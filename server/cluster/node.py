@@ -1,8 +1,10 @@
 """One replica: `python -m server.cluster.node HOST`, started on its machine by the replica's actor (on_ray/replica.py).
 
-It is `voltserve serve` with a relay instead of the gateway. stdin: one line with the replica's arguments as JSON. When
-stdin ends, the actor is gone and this process ends. stdout: lines of JSON for the actor: its address, each state, the
-requests that gateways have for it, and finally its failure. SIGTERM: requests under way finish, then it ends.
+It is `voltserve serve` with a relay instead of the gateway.
+
+    stdin    one line with the replica's arguments as JSON; its end means that the actor is gone, and ends this process
+    stdout   lines of JSON for the actor: address, each state, the number of gateways' requests, finally the failure
+    SIGTERM  requests in flight finish, then the process ends
 """
 
 import asyncio

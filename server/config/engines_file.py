@@ -8,6 +8,7 @@
       - name: small
         flags: {model: /models/small, served-model-name: [small]}
         replicas: [{gpus: [4]}]
+        on_demand: true             # runs while requests want it; may share its GPUs with others that do
 
 A model's flags are serve's and vLLM's own, and beat the command line. The gateway's settings (--port, --keys-file) stay
 on the command line. Each replica picks its own preset, for its own GPUs. docs/engines.md describes each key.
@@ -19,13 +20,15 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from server.config.devices import Devices, find_devices
 from server.config.flags import FlagValue, check_value, parse_arguments
+from server.config.on_demand import CPU, OnDemand
 from server.config.presets import Preset
 from server.config.settings import Config, all_flags, load_config, setting_flags, variable_name
 from server.config.typed_yaml import read_yaml
+from server.decisions import Decision
 from server.errors import ConfigError, unknown_name
 
 # Settings that each engine has. All others are the gateway's, and there is one gateway.
@@ -39,6 +42,10 @@ OF_AN_ENGINE = frozenset(
 # Those that a gateway to other machines does not take. It keeps heartbeat-timeout: it judges replicas' silence by its
 # own.
 OF_A_FILE = OF_AN_ENGINE - {"heartbeat-timeout"} | {"engines"}
+
+
+# Keys of a model that only one with on_demand has.
+OF_ON_DEMAND = ("pinned", "idle_timeout", "min_residence", "drain_timeout")
 
 
 class _Strict(BaseModel):
@@ -65,6 +72,53 @@ class Model(_Strict):
     replicas: Annotated[tuple[Replica, ...], Field(min_length=1)] = Field(
         (Replica(gpus=None),), description="Engines with this model, one each. Requests go to the least busy."
     )
+    on_demand: bool = Field(
+        False, description="Whether its engine runs only while requests want it. Its GPUs may then be shared."
+    )
+    pinned: bool = Field(
+        False,
+        description="With on_demand: once started it stays, and shares no GPU; without GPUs it runs beside others.",
+    )
+    idle_timeout: Annotated[float, Field(ge=0)] = Field(
+        0, description="With on_demand: seconds without a request after which it is stopped; 0: never."
+    )
+    min_residence: Annotated[float, Field(ge=0)] | None = Field(
+        None, description="With on_demand: seconds in use before another model gets its place; else as its start took."
+    )
+    drain_timeout: Annotated[float, Field(gt=0)] = Field(
+        300, description="With on_demand: seconds in which requests may finish before it makes room."
+    )
+
+    @model_validator(mode="after")
+    def _is_consistent(self) -> "Model":
+        given = [name for name in OF_ON_DEMAND if name in self.model_fields_set]
+        if given and not self.on_demand:
+            raise ValueError(f"{given[0]} is for models with on_demand: true; others always run")
+        if self.pinned and {"idle_timeout", "min_residence", "drain_timeout"} & self.model_fields_set:
+            raise ValueError("a pinned model stays once it is started; leave out the times")
+        if self.on_demand and len(self.replicas) > 1:
+            raise ValueError("a model on demand has one replica; leave out on_demand, or the other replicas")
+        return self
+
+    @property
+    def makes_room(self) -> bool:
+        """Whether it leaves its place to others."""
+        return self.on_demand and not self.pinned
+
+    def demand(self) -> OnDemand | None:
+        """How its engine shares its place; None where it always runs."""
+        if not self.on_demand:
+            return None
+        gpus = self.replicas[0].gpus
+        places = frozenset(f"GPU {gpu}" for gpu in gpus) if gpus is not None else frozenset({CPU})
+        if self.pinned:
+            return OnDemand(places=places if gpus is not None else frozenset())
+        return OnDemand(
+            places=places,
+            idle_timeout=self.idle_timeout,
+            min_residence=self.min_residence,
+            drain_timeout=self.drain_timeout,
+        )
 
 
 class EnginesFile(_Strict):
@@ -106,9 +160,22 @@ def load_configs(
             gpus = found.gpus if replica.gpus is None else tuple(found.gpus[gpu] for gpu in replica.gpus)
             layer = (f"{path} model {model.name}", flags)
             config = load_config(arguments, environ, partial(Devices, gpus, found.reason), presets, layer)
-            configs.append(config.model_copy(update={"name": name, "pinned": replica.gpus is not None}))
+            own = {"name": name, "pinned": replica.gpus is not None, "demand": model.demand()}
+            configs.append(config.model_copy(update=own))
     _check_names(path, file, configs)
-    return tuple(configs)
+    return tuple(_with_decision(config, configs) for config in configs)
+
+
+def _with_decision(config: Config, configs: Sequence[Config]) -> Config:
+    """Adds to an engine on demand with whom it shares its place."""
+    demand = config.demand
+    if demand is None:
+        return config
+    others = [other.name for other in configs if other is not config and other.demand and demand.collides(other.demand)]
+    places = " and ".join(sorted(demand.places))
+    reason = f"shares {places} with {', '.join(others)}; one of them runs at a time" if others else "shares no place"
+    decision = Decision("on demand", "started by the first request for it", reason)
+    return config.model_copy(update={"decisions": (*config.decisions, decision)})
 
 
 def checked_flags(where: str, flags: Mapping[str, FlagValue], command: str) -> dict[str, FlagValue]:
@@ -138,17 +205,22 @@ def checked_flags(where: str, flags: Mapping[str, FlagValue], command: str) -> d
 
 
 def _check_gpus(path: str, file: EnginesFile, found: Devices) -> None:
-    replicas = [(model.name, replica) for model in file.models for replica in model.replicas]
-    taken: dict[int, str] = {}
-    for name, replica in replicas:
+    replicas = [(model, replica) for model in file.models for replica in model.replicas]
+    holders: dict[int, Model] = {}
+    for model, replica in replicas:
+        where = f"{path}: model {model.name}"
         if replica.gpus is None and found.gpus and len(replicas) > 1:
-            raise ConfigError(f"{path}: model {name}: a replica without gpus; say which of {len(found.gpus)} it gets")
+            raise ConfigError(f"{where}: a replica without gpus; say which of {len(found.gpus)} it gets")
         for gpu in replica.gpus or ():
             if gpu >= len(found.gpus):
-                raise ConfigError(f"{path}: model {name}: no GPU {gpu}; found {len(found.gpus)}: {found}")
-            if gpu in taken:
-                raise ConfigError(f"{path}: GPU {gpu} is given twice, to {taken[gpu]} and to {name}")
-            taken[gpu] = name
+                raise ConfigError(f"{where}: no GPU {gpu}; found {len(found.gpus)}: {found}")
+            other = holders.get(gpu)
+            if other is not None and (other is model or not (other.makes_room and model.makes_room)):
+                raise ConfigError(
+                    f"{path}: GPU {gpu} is given twice, to {other.name} and to {model.name}; only models with "
+                    "on_demand: true share GPUs, and not those that are pinned"
+                )
+            holders[gpu] = model
 
 
 def _check_names(path: str, file: EnginesFile, configs: Sequence[Config]) -> None:
@@ -160,3 +232,5 @@ def _check_names(path: str, file: EnginesFile, configs: Sequence[Config]) -> Non
         for name in config.served_model_name:
             if serving.setdefault(name, config.model) != config.model:
                 raise ConfigError(f"{path}: both {serving[name]} and {config.model} are served as {name!r}")
+            if config.demand is not None and sum(name in other.served_model_name for other in configs) > 1:
+                raise ConfigError(f"{path}: {name!r} is on demand at {config.name}, and served by another model, too")

@@ -171,9 +171,9 @@ def parse_variable(flag: Flag, text: str) -> FlagValue:
 def parse_arguments(tokens: Sequence[str], flags: Mapping[str, Flag]) -> dict[str, FlagValue]:
     """A command line as values by flag name, in vLLM's own syntax.
 
-    Understands `--name value`, `--name=value`, `--no-name`, `--under_scores`, several values after one flag, short
-    names (`-tp 2`, `-O3`) and dotted keys of JSON flags (`--compilation-config.mode 0`). A flag given twice keeps its
-    last value.
+    Understands `--name value`, `--name=value`, `--no-name`, `--under_scores` and several values after one flag. Short
+    names (`-tp 2`, `-O3`) and dotted keys of JSON flags (`--compilation-config.mode 0`) are understood too. A repeated
+    flag keeps its last value.
 
     Raises:
         ConfigError: an unknown flag (names the nearest), a missing or malformed value, a positional argument.

@@ -23,6 +23,7 @@ from server.config.devices import Devices, find_devices
 from server.config.flags import REFUSED, RETIRED, Flag, FlagValue, engine_flags, parse_arguments, parse_variable
 from server.config.modalities import FLAG as TEXT_ONLY
 from server.config.modalities import choose_text_only
+from server.config.on_demand import OnDemand
 from server.config.preset_choice import select_preset, unused_cards
 from server.config.presets import (
     Automatic,
@@ -107,7 +108,7 @@ class Config(Settings):
     `served_model_name` is never empty; `engine` has vLLM's flags by name; `env` is what the preset adds to the engine's
     environment; `sources` has each value's source; `gpus_needed`, of this machine, is 0 on a preset
     without GPUs. Where there are several engines, `name` is this one's, and `pinned` says that it gets `devices` and no
-    others.
+    others. `demand` is set for an engine that runs only while requests want it.
     """
 
     engine: Mapping[str, FlagValue]
@@ -118,6 +119,7 @@ class Config(Settings):
     gpus_needed: int
     name: str = ""
     pinned: bool = False
+    demand: OnDemand | None = None
 
     @property
     def over_ray(self) -> bool:

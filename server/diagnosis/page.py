@@ -34,14 +34,19 @@ This page is made from `configs/errors.yaml` by `python -m server.diagnosis.page
 
 | exit code | kind |
 |---|---|
-| 2 | refused before the start: settings, cards, memory |
 """
+# Of commands, not of engines.
+_OTHER_CODES = {
+    2: "refused before the start: settings, cards, memory",
+    69: "a hub, or the way to it ([models.md](models.md#when-a-fetch-fails))",
+}
 
 
 def render(entries: Sequence[Entry]) -> str:
     """The page's text."""
-    codes = "".join(f"| {code} | {kind} |\n" for kind, code in sorted(EXIT_CODES.items(), key=lambda item: item[1]))
-    return _HEAD + codes + "".join(_section(entry) for entry in entries)
+    codes = {**_OTHER_CODES, **{code: kind for kind, code in EXIT_CODES.items()}}
+    rows = "".join(f"| {code} | {kind} |\n" for code, kind in sorted(codes.items()))
+    return _HEAD + rows + "".join(_section(entry) for entry in entries)
 
 
 def _section(entry: Entry) -> str:

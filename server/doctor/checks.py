@@ -12,7 +12,7 @@ from server.units import GIB
 
 SHARED_MEMORY = 8 * GIB  # the documents' --shm-size 16g is twice what NCCL and vLLM were seen to need
 OPEN_FILES = 4096
-SLOW_DISK = 200e6  # bytes a second; a good hard disk
+SLOW_DISK = 200e6  # bytes per second; a good hard disk
 FASTEST_HARD_DISK = 320e6
 _NO_PEER = "Use a -pcie preset, or set NCCL_P2P_DISABLE=1"
 

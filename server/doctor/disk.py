@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-CHUNK = 8 * 2**20  # bytes a read
+CHUNK = 8 * 2**20  # bytes per read
 MOST_BYTES = 256 * 2**20
 MOST_SECONDS = 5.0
 

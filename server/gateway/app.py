@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-import httpx
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
@@ -17,18 +16,18 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from server.config.settings import Settings
 from server.gateway import health
 from server.gateway.access import AccessMiddleware
+from server.gateway.demand_figures import DemandFigures
 from server.gateway.errors import APIError
 from server.gateway.gpu_metrics import GpuFigures, GpuMeter, Reading
 from server.gateway.guard import Guard
 from server.gateway.ledger import UsageFigures
+from server.gateway.listing import Listings
 from server.gateway.metrics import Metrics
 from server.gateway.openapi import document
 from server.gateway.page import status_page
-from server.gateway.pool import Pool, Upstream, not_ready
+from server.gateway.pool import Pool, not_ready
 from server.gateway.proxy import InFlight, Proxy
 from server.gateway.routes import PROXIED
-
-LISTING_LIMIT = 10.0  # seconds; engines list their models without computing anything
 
 
 class Gateway:
@@ -53,6 +52,7 @@ class Gateway:
         self._guard = Guard(config)
         if self._guard.ledger is not None:
             self.metrics.registry.register(UsageFigures(self._guard.ledger, lambda: self._guard.names))
+        self._listings = Listings(states=pool.on_demand)
         self._documented: tuple[list[str], Response] = [], Response()
         # The document is made of the table of routes: FastAPI knows only of those that it answers itself.
         app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
@@ -67,6 +67,9 @@ class Gateway:
             devices = {gpu.uuid: gpu for one in pool.upstreams for gpu in one.config.devices.gpus}
             gpus = GpuMeter(list(devices.values())).read
         self.metrics.registry.register(GpuFigures(gpus))
+        if pool.on_demand:
+            demands = [upstream.demand for upstream in pool.upstreams if upstream.demand is not None]
+            self.metrics.registry.register(DemandFigures(demands))
         app.include_router(health.router(config, pool, self.metrics, gpus))
         page = status_page()
         app.router.routes.append(LabelledRoute("/", page, methods=["GET"]))
@@ -100,12 +103,12 @@ class Gateway:
         raise APIError(404, "model_not_found", f"the model {name!r} does not exist; served: {served}", param="model")
 
     async def _listed(self, request: Request) -> list[dict[str, Any]]:
-        """The models that can be used now, each once."""
+        """The models that can be used now, each once; those of engines on demand in any state, with the state."""
         client = self._guard.client(request.scope)
-        ready = [upstream for upstream in self._pool.upstreams if upstream.ready]
-        if not ready:
+        listed = [upstream for upstream in self._pool.upstreams if upstream.ready or upstream.demand is not None]
+        if not listed:
             raise not_ready(self._pool.upstreams[0].status())
-        listings = await asyncio.gather(*(_listing(upstream) for upstream in ready))
+        listings = await asyncio.gather(*(self._listings.of(upstream) for upstream in listed))
         models = {model["id"]: model for listing in reversed(listings) for model in listing}
         return [model for name, model in models.items() if client.may_ask_for(name)]
 
@@ -129,16 +132,6 @@ class _Straight:
         """Answers one request."""
         app = self._straight.get((scope.get("method", ""), scope.get("path", "")), self._rest)
         await app(scope, receive, send)
-
-
-async def _listing(upstream: Upstream) -> list[dict[str, Any]]:
-    try:
-        answer = await upstream.client.get("/v1/models", timeout=LISTING_LIMIT)
-        models: list[dict[str, Any]] = answer.raise_for_status().json()["data"]
-    except httpx.HTTPError as error:
-        detail = f"{type(error).__name__} {error}"
-        raise APIError(502, "engine_unavailable", f"the engine did not list its models: {detail}") from error
-    return models
 
 
 def _with_cors(app: ASGIApp, origins: tuple[str, ...]) -> ASGIApp:

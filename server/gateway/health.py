@@ -44,17 +44,27 @@ def report(config: Config, status: Status, began: float) -> dict[str, Any]:
 
 def pool_report(pool: Pool, began: float) -> dict[str, Any]:
     """The body of `/health` but for GPUs. Of several engines, that of the first one missed, and all as `engines`."""
-    shown = next(iter(pool.lacking() or (one for one in pool.upstreams if one.ready)))
-    body = report(shown.config, shown.status(), began)
+    shown = next(iter([*pool.lacking(), *(one for one in pool.upstreams if one.ready), *pool.upstreams]))
+    body = _report(shown, began)
     if pool.several:
         body["engines"] = [_named(one, began) for one in pool.upstreams]
+    return body
+
+
+def _report(upstream: Upstream, began: float) -> dict[str, Any]:
+    """`report`, and of an engine on demand who waits for it and why."""
+    body = report(upstream.config, upstream.status(), began)
+    demand = upstream.demand
+    if demand is not None:
+        waits_for = demand.explain() if demand.waiting else ""
+        body["on_demand"] = {"waiting": demand.waiting, "waits_for": waits_for, "starts": demand.counts.starts}
     return body
 
 
 def _named(upstream: Upstream, began: float) -> dict[str, Any]:
     """One of several engines; with its machine where they are on several."""
     node = {"node": upstream.node} if upstream.node else {}
-    return {"name": upstream.name, **node, **report(upstream.config, upstream.status(), began)}
+    return {"name": upstream.name, **node, **_report(upstream, began)}
 
 
 def versions(config: Settings, pool: Pool) -> dict[str, Any]:
@@ -74,7 +84,7 @@ def router(config: Settings, pool: Pool, metrics: Metrics, gpus: Callable[[], li
     @routes.api_route("/health", methods=["GET", "HEAD"])
     @routes.api_route("/health/ready", methods=["GET", "HEAD"])
     async def health() -> JSONResponse:
-        """200 only while every model has an engine that is ready."""
+        """200 only while every model has an engine that is ready, or one on demand that can be started."""
         body = {**pool_report(pool, began), "gpus": [asdict(gpu) for gpu in gpus()]}
         return JSONResponse(body, 503 if pool.lacking() else 200)
 

@@ -11,6 +11,7 @@ from urllib.parse import quote
 import httpx
 
 from server.config.settings import Config
+from server.gateway.demand import Demand, Tell
 from server.gateway.errors import APIError
 from server.gateway.exchange import Exchange
 from server.gateway.limits import Admission
@@ -24,7 +25,7 @@ class Upstream:
     """One engine: what it was started from, how it is reached, its state now, and who is at it.
 
     Clients' requests go through `exchange`, the gateway's own few through `client`. `node` is the machine it runs on,
-    empty for this one.
+    empty for this one. `demand` is the queue of one that runs only while requests want it.
     """
 
     config: Config
@@ -33,6 +34,7 @@ class Upstream:
     status: Callable[[], Status]
     admission: Admission
     node: str = ""
+    demand: Demand | None = None
 
     @property
     def name(self) -> str:
@@ -62,6 +64,7 @@ class Pool:
     def __init__(self, upstreams: Sequence[Upstream], several: bool | None = None) -> None:
         self.upstreams = tuple(upstreams)
         self.several = len(upstreams) > 1 if several is None else several
+        self.on_demand = any(one.demand is not None for one in upstreams)
 
     @property
     def models(self) -> list[str]:
@@ -76,11 +79,13 @@ class Pool:
     @property
     def waiting(self) -> int:
         """Requests in the queues."""
-        return sum(one.admission.waiting for one in self.upstreams)
+        there = sum(one.admission.waiting for one in self.upstreams)
+        return there + sum(one.demand.waiting for one in self.upstreams if one.demand is not None)
 
     def choose(self, model: object, tried: Collection[Upstream] = ()) -> Upstream:
         """The ready engine with the fewest requests among those that serve `model` and are none of `tried`; an engine
-        on another machine is preferred. One engine alone gets every request, and judges names itself.
+        on another machine is preferred. One engine alone gets every request, and judges names itself. One on demand is
+        the only one of its model, and need not be ready.
 
         Raises:
             APIError: 400 or 404 where no engine serves the model, 503 where none that does is ready.
@@ -92,6 +97,8 @@ class Pool:
                 raise APIError(400, "model_missing", message, param="model")
             message = f"the model {str(model)[:100]!r} does not exist; served: {', '.join(self.models)}"
             raise APIError(404, "model_not_found", message, param="model")
+        if serving[0].demand is not None and serving[0] not in tried:
+            return serving[0]
         ready = [one for one in serving if one.ready and one not in tried]
         if not ready:
             raise not_ready(serving[0].status())
@@ -103,29 +110,36 @@ class Pool:
         return self.several and any(one.ready and model in one.models and one not in tried for one in self.upstreams)
 
     def lacking(self) -> list[Upstream]:
-        """Engines of models that no engine is ready to serve now."""
-        served = {name for one in self.upstreams if one.ready for name in one.models}
+        """Engines of models that no engine is ready to serve now, or can be started for."""
+        able = (one for one in self.upstreams if (one.ready if one.demand is None else one.demand.startable))
+        served = {name for one in able for name in one.models}
         return [one for one in self.upstreams if not served.issuperset(one.models)]
 
     @contextlib.asynccontextmanager
     async def place(
-        self, model: object, response_id: str = "", tried: Collection[Upstream] = ()
+        self, model: object, response_id: str = "", tried: Collection[Upstream] = (), tell: Tell | None = None
     ) -> AsyncIterator[Upstream]:
         """A place at an engine for `model`, or at the one that keeps the response that the request is about. Whoever
-        waited for an engine that has failed meanwhile goes to another.
+        waited for an engine that has failed meanwhile goes to another. `tell` is for those who wait for a start.
 
         Raises:
-            APIError: as `choose`, as `keeper` and as `Admission.enter`.
+            APIError: as `choose`, as `keeper`, as `Demand.enter` and as `Admission.enter`.
         """
         keeper = await self.keeper(response_id) if response_id and self.several else None
-        upstream = await self._enter(model, keeper, tried)
+        upstream = await self._enter(model, keeper, tried, tell)
         while not upstream.ready:
-            upstream.admission.leave()
-            upstream = await self._enter(model, keeper, tried)
+            self._leave(upstream)
+            upstream = await self._enter(model, keeper, tried, tell)
         try:
             yield upstream
         finally:
-            upstream.admission.leave()
+            self._leave(upstream)
+
+    @staticmethod
+    def _leave(upstream: Upstream) -> None:
+        upstream.admission.leave()
+        if upstream.demand is not None:
+            upstream.demand.left()
 
     async def keeper(self, response_id: str) -> Upstream:
         """The engine that keeps this response, found by asking all that are ready: responses outlive the gateway's
@@ -151,11 +165,16 @@ class Pool:
         )
         raise APIError(404, "response_not_found", message)
 
-    async def _enter(self, model: object, keeper: Upstream | None, tried: Collection[Upstream]) -> Upstream:
+    async def _enter(
+        self, model: object, keeper: Upstream | None, tried: Collection[Upstream], tell: Tell | None
+    ) -> Upstream:
         if keeper is not None and not keeper.ready:
             raise not_ready(keeper.status())
         upstream = keeper or self.choose(model, tried)
-        await upstream.admission.enter()
+        if upstream.demand is None:
+            await upstream.admission.enter()
+        else:
+            await upstream.demand.enter(tell)
         return upstream
 
 

@@ -16,6 +16,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from server.gateway import mend
+from server.gateway.early import OF_EVENTS, EarlyStream
 from server.gateway.errors import APIError
 from server.gateway.exchange import Answer, EngineGoneError, Headers
 from server.gateway.guard import Guard, check_media, parse_object
@@ -35,8 +36,6 @@ _NOT_FOR_THE_ENGINE = _PER_CONNECTION | {b"authorization", b"cookie", b"x-reques
 _OF_A_BODY = frozenset({b"content-type", b"content-encoding"})
 _NOT_FOR_THE_CLIENT = (_PER_CONNECTION | {b"date", b"server", b"x-request-id"}) - {b"content-length"}
 
-# Events must reach the client as they arrive. Otherwise nginx buffers a response, and caches keep it.
-_OF_EVENTS = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
 # How vLLM's streams report an error after their beginning. Generated text cannot look so: JSON escapes its quotes.
 _ERROR_EVENT = b'data: {"error"'
 
@@ -87,7 +86,8 @@ class Proxy:
                 await self._answer(scope, receive, send)
         except APIError as error:
             self._metrics.refused.labels(error.code).inc()
-            await error.response()(scope, receive, send)
+            early: EarlyStream | None = scope["state"].get("early")
+            await error.response()(scope, receive, send if early is None else early.send)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._route.has_body:
@@ -102,6 +102,9 @@ class Proxy:
             self._guard.check_size(request)
             model, about = request.get("model"), request.get("previous_response_id")
             body = self._guard.begin(scope, request, body, self._pool)
+            if self._pool.on_demand and self._route.streams and request.get("stream") is True:
+                scope["state"]["early"] = early = EarlyStream(scope, send)
+                send = early.send
         if not await _while_the_client_stays(self._relay(scope, receive, send, body, model, about), receive):
             self._client_left(scope)
 
@@ -112,11 +115,14 @@ class Proxy:
     async def _relay(
         self, scope: Scope, receive: Receive, send: Send, body: bytes, model: object, about: object
     ) -> None:
+        early: EarlyStream | None = scope["state"].get("early")
+        tell = early.comment if early is not None else None
+        response_id = about if isinstance(about, str) else ""
         tried: list[Upstream] = []
         gone: APIError | None = None
         while True:
             try:
-                async with self._pool.place(model, about if isinstance(about, str) else "", tried) as upstream:
+                async with self._pool.place(model, response_id, tried, tell) as upstream:
                     with self._in_flight:
                         await self._relay_to(upstream, scope, receive, send, body)
             except EngineGoneError as error:  # before anything was sent
@@ -156,7 +162,7 @@ async def _relay_answer(answer: Answer, upstream: Upstream, hold: bool, scope: S
     headers = [field for field in answer.headers if field[0] not in _NOT_FOR_THE_CLIENT]
     is_event_stream = dict(headers).get(b"content-type", b"").startswith(b"text/event-stream")
     if is_event_stream:
-        headers += [field for field in _OF_EVENTS if field not in headers]
+        headers += [field for field in OF_EVENTS if field not in headers]
     start = {"type": "http.response.start", "status": answer.status, "headers": headers}
     at_event_end = True
     before = b""  # the end of the last chunk, where it was no event's end

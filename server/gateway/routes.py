@@ -62,7 +62,9 @@ class OwnRoute:
 OWN = (
     OwnRoute("/v1/models", "List the models", schema="ModelList", needs_key=True),
     OwnRoute("/v1/models/{model}", "Describe a model", schema="Model", needs_key=True),
-    OwnRoute("/health", "200 while every model has an engine that is ready, otherwise 503", schema="Health"),
+    OwnRoute(
+        "/health", "200 while every model has an engine that is ready or startable, otherwise 503", schema="Health"
+    ),
     OwnRoute("/health/ready", "The same as /health", schema="Health"),
     OwnRoute("/health/live", "200 while the gateway runs", schema="Live"),
     OwnRoute("/version", "Versions, preset and model", schema="Version"),

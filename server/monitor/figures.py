@@ -7,7 +7,7 @@ from typing import Any
 
 from server.monitor.reading import GpuReading, Reading
 
-KEPT = 60  # looks that the curve of tokens a second shows
+KEPT = 60  # readings that the curve of tokens per second shows
 
 GENERATED = "vllm:generation_tokens_total"
 PROMPT = "vllm:prompt_tokens_total"
@@ -27,7 +27,8 @@ class Figures:
     mean in seconds.
 
     `running` requests are in the engine's batch, `waiting` in the engine, `queued` in the gateway. `cache`: the used
-    part of the key/value cache, from 0 to 1; of several engines the fullest.
+    part of the key/value cache, from 0 to 1; of several engines the fullest. `engines`: of several, each one's state in
+    words.
     """
 
     state: str
@@ -49,6 +50,7 @@ class Figures:
     problem: str
     gpus: tuple[GpuReading, ...]
     gpus_problem: str
+    engines: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """For a line of JSON."""
@@ -83,7 +85,17 @@ def figures(before: Reading | None, now: Reading) -> Figures:
         problem=now.problem,
         gpus=gpus,
         gpus_problem=lost_gpus or ("" if gpus else now.gpus_problem),
+        engines=tuple(_engine(one) for one in health.get("engines", ())),
     )
+
+
+def _engine(one: Mapping[str, Any]) -> str:
+    """One of several engines: its name and state; of one on demand, who waits for it and why."""
+    demand = one.get("on_demand") or {}
+    words = f"{one.get('name')}: {one.get('state')}"
+    if demand.get("waiting"):
+        return f"{words}, {demand['waiting']} waiting: {demand.get('waits_for')}"
+    return f"{words} ({one.get('reason')})" if demand and one.get("state") != "ready" else words
 
 
 def _gpu_of(gpu: Mapping[str, Any]) -> GpuReading:

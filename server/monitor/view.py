@@ -14,7 +14,13 @@ from server.units import GIB
 WARM, HOT = 80, 85
 FULL = 0.95  # of the memory or the cache
 BAR = 24
-_STATES = {"ready": "bold green", "degraded": "bold yellow", "failed": "bold red", "no answer": "bold red"}
+_STATES = {
+    "ready": "bold green",
+    "stopped": "bold dim",
+    "degraded": "bold yellow",
+    "failed": "bold red",
+    "no answer": "bold red",
+}
 
 
 def picture(figures: Figures, history: History, url: str) -> Group:
@@ -39,11 +45,13 @@ def _service(figures: Figures, url: str) -> Text:
         done, total = figures.progress.get("done"), figures.progress.get("total")
         share = f" {done / total:.0%}" if done is not None and total else ""
         text.append(f"\n{figures.progress.get('phase')}{share}, {figures.progress.get('elapsed')} s", "cyan")
+    for engine in figures.engines:
+        text.append(f"\n{engine}", "default")
     for warning in figures.warnings:
         text.append(f"\n{warning}", "yellow")
     if figures.problem:
         text.append(f"\n{figures.problem}", "red")
-    elif figures.state != "ready" and figures.reason:
+    elif figures.state not in {"ready", "stopped"} and figures.reason:
         text.append(f"\n{figures.reason}", "yellow")
     return text
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from server.config.devices import V100
 from server.config.modalities import is_text_only
-from server.config.presets import find_preset, load_presets
+from server.config.presets import Match, find_preset, load_presets
 from server.config.settings import Config
 from server.decisions import Decision
 from server.plan import report
@@ -18,6 +19,7 @@ from server.plan.model import Model, NotPlannedError, read_model, text_only
 from server.plan.nodes import Nodes, lay_over_nodes, obstacle
 from server.plan.quantized import as_nvfp4
 from server.plan.settings import device_of, run_of, split_of
+from server.plan.speed import Speed, estimate
 
 __all__ = ["NotPlannedError", "Planned", "plan_for"]
 
@@ -35,16 +37,19 @@ class Planned:
     decision: Decision | None
     nodes: Nodes | None
     quantized: bool = False
+    speed: Speed | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
         made = {"as": "nvfp4"} if self.quantized else {}
-        return {**made, **report.as_dict(self.model, self.plan, self.options, self.decision, self.nodes)}
+        speed = {"speed": self.speed.as_dict()} if self.speed else {}
+        return {**made, **report.as_dict(self.model, self.plan, self.options, self.decision, self.nodes), **speed}
 
     def as_text(self) -> str:
         """For people."""
         made = "once it is made NVFP4 by `voltserve quantize`:\n" if self.quantized else ""
-        return made + report.as_text(self.model, self.plan, self.options, self.decision, self.nodes)
+        speed = self.speed.as_text() if self.speed else ""
+        return made + report.as_text(self.model, self.plan, self.options, self.decision, self.nodes, speed)
 
 
 def plan_for(config: Config, *, quantized: bool = False) -> Planned:
@@ -73,4 +78,12 @@ def plan_for(config: Config, *, quantized: bool = False) -> Planned:
         return Planned(model, plan, (), None, nodes, quantized)
     options = compare(model, device, run)
     gpus = (len(config.devices.gpus) or preset.match.count) * (split.pipeline if config.over_ray else 1)
-    return Planned(model, plan, options, recommend(options, gpus), nodes, quantized)
+    speed = speed_of(model, plan, preset.match)
+    return Planned(model, plan, options, recommend(options, gpus), nodes, quantized, speed)
+
+
+def speed_of(model: Model, plan: Plan, match: Match) -> Speed | None:
+    """The computed speed of a plan that fits V100s; None on other cards."""
+    if match.capability != V100 or not plan.fits:
+        return None
+    return estimate(model, plan.split, "sxm2" if match.nvlink else "pcie")

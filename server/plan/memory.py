@@ -161,9 +161,9 @@ def _weight_items(model: Model, weights: Weights, run: Run, split: Split) -> lis
 def _activations(model: Model, weights: Weights, run: Run, split: Split) -> Item:
     """The peak of a step of `batched` tokens, or of the sampling that follows it for all sequences: the larger of both.
 
-    Live at once in a layer: the residual stream and its norm (2·hidden), and either attention's q, k, v, output or the
-    MLP's gate, up and their product. Experts have a row for each expert a token takes: gate, up and product, then
-    product and output.
+    A layer holds the residual stream and its norm (2·hidden) at once. To these it adds attention's q, k, v and output,
+    or the MLP's gate, up and their product. Experts have a row per token and expert: gate, up and product, then product
+    and output.
     """
     attention = 2 * (model.heads + max(model.kv_heads, split.tensor)) * model.head_dim // split.tensor
     if sizes := model.linear_attention:

@@ -68,7 +68,7 @@ class LinearAttention:
 
 @dataclass(frozen=True)
 class Model:
-    """A decoder: `kinds` has one entry a layer; `window` is the sliding layers' width in tokens (0 without any).
+    """A decoder: `kinds` has one entry per layer; `window` is the sliding layers' width in tokens (0 without any).
 
     `rotary_positions`: rows of the table of cosines and sines. `vision`: it has an image encoder before it.
     `left_out_bytes`: tensors in its files that are not loaded.

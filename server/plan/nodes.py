@@ -1,8 +1,8 @@
 """A model that is split over machines: each one's share, and the traffic between two of them.
 
 A machine is a pipeline stage; tensor parallelism stays inside it, where its all-reduces do not meet the network.
-Per token of a step, a stage sends the hidden state and the residual to the next one, both of the model's width in the
-engine's dtype. vLLM's Ray executor sends them whole from every rank to its twin in the next stage
+Per token of a step, a stage sends the hidden state and the residual to the next one. Both have the model's width and
+the engine's dtype. vLLM's Ray executor sends them whole, from every rank to the same rank of the next stage
 (vllm/v1/executor/ray_executor.py, _compiled_ray_dag). So tensor parallelism multiplies the traffic. Not counted: the
 scheduler's output, some hundred bytes per request and step, and the tokens that return.
 """
@@ -95,8 +95,8 @@ class Nodes:
 def lay_over_nodes(model: Model, plan: Plan) -> Nodes:
     """The machines of a plan whose pipeline stages are one each.
 
-    While all `run.sequences` decode, vLLM keeps as many microbatches under way as there are stages, each with its share
-    of the sequences; a prefill fills a microbatch with `run.batched` tokens.
+    While all `run.sequences` decode, vLLM keeps one microbatch per stage in flight, each with its share of the
+    sequences. A prefill fills a microbatch with `run.batched` tokens.
     """
     run, split = plan.run, plan.split
     token_bytes = split.tensor * 2 * model.hidden * run.dtype_bytes

@@ -24,21 +24,11 @@ def as_dict(
     """Every number in bytes or tokens, with its formula."""
     cache, run = plan.cache, plan.run
     return {
-        "model": {
-            "architecture": model.architecture,
-            "layers": {kind: model.kinds.count(kind) for kind in ("full", "sliding", "linear")},
-            "quantized_linears": len(model.linears),
-            "positions": model.positions,
-        },
+        "model": _model_as_dict(model),
         "split": {"tensor": plan.split.tensor, "pipeline": plan.split.pipeline},
         "device": asdict(plan.device),
         "run": asdict(run),
-        "budget": {
-            "bytes": plan.budget_bytes,
-            "formula": f"{plan.device.memory_bytes} B · {run.utilization:g}"
-            if plan.device.kind == "gpu"
-            else "memory available on this machine",
-        },
+        "budget": _budget_as_dict(plan),
         "items": [asdict(item) for item in plan.items],
         "outside": [asdict(item) for item in plan.outside],
         "load_peak": asdict(plan.load_peak),
@@ -62,19 +52,7 @@ def as_dict(
         "fits": plan.fits,
         "problems": list(plan.problems),
         "notes": notes(model),
-        "options": [
-            {
-                "split": str(option.split),
-                "fits": option.plan.fits,
-                "obstacle": option.obstacle,
-                "weights_bytes": sum(item.bytes for item in option.plan.items[:2]),
-                "cache_bytes": option.plan.cache_bytes,
-                "cache_tokens": option.plan.tokens,
-                "sequences_of_max_model_len": option.plan.together,
-                "problems": list(option.plan.problems),
-            }
-            for option in options
-        ],
+        "options": [_option_as_dict(option) for option in options],
         "decision": asdict(decision) if decision else None,
         "nodes": nodes.as_dict() if nodes else None,
     }
@@ -85,7 +63,14 @@ def _linears(model: Model) -> str:
     return f"{len(model.linears) - eights} linears in 4 bits" + (f" and {eights} in 8" if eights else "")
 
 
-def as_text(model: Model, plan: Plan, options: Sequence[Option], decision: Decision | None, nodes: Nodes | None) -> str:
+def as_text(
+    model: Model,
+    plan: Plan,
+    options: Sequence[Option],
+    decision: Decision | None,
+    nodes: Nodes | None,
+    speed: str = "",
+) -> str:
     """The same for people."""
     run, cache = plan.run, plan.cache
     place = "GPU" if plan.device.kind == "gpu" else "this machine"
@@ -114,9 +99,39 @@ def as_text(model: Model, plan: Plan, options: Sequence[Option], decision: Decis
         machines, network = nodes.as_rows()
         lines += ["machines, one a pipeline stage:", *_table(machines)]
         lines += [f"over the network, {nodes.token_bytes:,} B a token ({nodes.formula}):", *_table(network)]
+    lines += [speed] if speed else []
     lines += [f"note: {note}" for note in notes(model)]
     lines += [f"does not fit: {problem}" for problem in plan.problems] or ["fits."]
     return "\n".join(lines)
+
+
+def _model_as_dict(model: Model) -> dict[str, Any]:
+    return {
+        "architecture": model.architecture,
+        "layers": {kind: model.kinds.count(kind) for kind in ("full", "sliding", "linear")},
+        "quantized_linears": len(model.linears),
+        "positions": model.positions,
+    }
+
+
+def _budget_as_dict(plan: Plan) -> dict[str, Any]:
+    on_gpu = plan.device.kind == "gpu"
+    share = f"{plan.device.memory_bytes} B · {plan.run.utilization:g}"
+    return {"bytes": plan.budget_bytes, "formula": share if on_gpu else "memory available on this machine"}
+
+
+def _option_as_dict(option: Option) -> dict[str, Any]:
+    plan = option.plan
+    return {
+        "split": str(option.split),
+        "fits": plan.fits,
+        "obstacle": option.obstacle,
+        "weights_bytes": sum(item.bytes for item in plan.items[:2]),
+        "cache_bytes": plan.cache_bytes,
+        "cache_tokens": plan.tokens,
+        "sequences_of_max_model_len": plan.together,
+        "problems": list(plan.problems),
+    }
 
 
 def notes(model: Model) -> list[str]:

@@ -1,7 +1,8 @@
 """The bytes of weights that one GPU holds, from the tensors of the checkpoint and how the engine splits them.
 
-Tensor parallelism (TP) gives each rank a slice of every linear: of its outputs N ("column parallel") or of its inputs K
-("row parallel"), as in Megatron-LM (arXiv 1909.08053). Pipeline parallelism (PP) gives each stage whole layers.
+Tensor parallelism (TP) gives each rank a slice of every linear, as in Megatron-LM (arXiv 1909.08053). The slice is of
+its outputs N ("column parallel") or of its inputs K ("row parallel"). Pipeline parallelism (PP) gives each stage whole
+layers.
 """
 
 import math
@@ -90,7 +91,7 @@ def stage_weights(
         _plain_bytes(tensor, model, split, dtype_bytes, embedding_bytes)
         for tensor in _plain_of(model, split, stage, layers)
     )
-    plain += model.rotary_positions * model.rotary_dim * dtype_bytes  # the table of cosines and sines, one a GPU
+    plain += model.rotary_positions * model.rotary_dim * dtype_bytes  # the table of cosines and sines, one per GPU
     return Weights(sum(sizes), plain, max(sizes, default=0), stored)
 
 

@@ -53,6 +53,7 @@ class LogReporter:
         self._phase = ""
         self._logged_at = 0.0
         self._state: State | None = None
+        self._told = False
 
     def write(self, line: str) -> None:
         """Takes a finished log line."""
@@ -74,6 +75,9 @@ class LogReporter:
         log.info("loading", phase=self._phase, elapsed=round(status.start_elapsed, 1), **known)
 
     def _report_ready(self) -> None:
+        if self._told and self._config.demand is not None:  # it becomes ready again and again
+            return
+        self._told = True
         if self._config.log_format == "json":
             log.info("ready", url=f"{self._url}/v1", models=self._config.served_model_name)
             log.info("try", command=trial(self._config, self._url))

@@ -1,8 +1,8 @@
 """Questions to a running service, and bounds for its answers that every working model keeps.
 
-A model whose weights were read wrongly answers with words of all languages, broken characters or one word for ever; the
-nearer it is to guessing, the nearer its perplexity on plain English is to its vocabulary's size. A small model that
-works loops and mixes languages now and then.
+A model whose weights were read wrongly answers with words of all languages, broken characters or one word for ever. Its
+perplexity on plain English approaches its vocabulary's size the more it guesses. A sound small model loops and mixes
+languages now and then.
 """
 
 import math

@@ -17,7 +17,7 @@ def verdict_of(steps: Sequence[Step]) -> Verdict:
 
 
 def step_text(step: Step) -> str:
-    """A step's lines. Of a step that is well only the first one."""
+    """A step's lines; only the first line of a successful step."""
     lines = [f"{_MARKS[step.result.verdict]:<7}  {step.name:<14}  {step.seconds:6.1f} s  {step.result.summary}"]
     if step.result.verdict != "ok":
         lines += [f"         {line}" for detail in step.result.details for line in detail.splitlines()]
@@ -43,7 +43,7 @@ def as_dict(steps: Sequence[Step]) -> dict[str, Any]:
 
 
 def as_html(steps: Sequence[Step]) -> str:
-    """The page: a table a model, then every step's details."""
+    """The page: one table per model, then every step's details."""
     machine = describe_machine()
     parts = [
         paragraph(verdict_text(steps), "error" if verdict_of(steps) == "error" else "ok"),

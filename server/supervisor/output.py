@@ -12,14 +12,14 @@ MAX_LINE = 4000  # characters; longer lines are cut, so that no output can exhau
 
 _LEVEL = re.compile(r"^(?:\([^)]*\) *)*\W*(DEBUG|INFO|WARNING|ERROR|CRITICAL)\b")
 _PREFIX = re.compile(r"^(?:\([^)]*\) *)+")
-# Lines that name a cause: the last line of a traceback (`ValueError: …`, `torch.OutOfMemoryError: …`), the head of a
-# native crash, a rank whose process ended, the engine launcher's account of how its processes ended.
+# Lines that name a cause: the last line of a traceback (`ValueError: …`, `torch.OutOfMemoryError: …`) and the head of a
+# native crash. A rank's end and the engine launcher's account of how its processes ended also count.
 _CAUSE = re.compile(
     r"[A-Za-z_][\w.]*(?:Error|Exception|Exit)\b(?::|$)|.*(?:Segfault encountered|Segmentation fault)"
     r"|Worker proc \S+ died|the engine died: "
 )
 
-# What native code writes past Python's prefixes: the head of an error in torch's C++ log, of a kernel's assertion.
+# Native code writes without Python's prefixes: the head of an error in torch's C++ log, or of a kernel's assertion.
 _NATIVE = re.compile(
     r"\[rank\d+\]:\[[EF]\d{4} [^\]]*\] *(?:\[[^\]]*\] *)*(?:Process group watchdog thread terminated with exception: )?"
     r"|\S+\.cuh?:\d+: .*?: block: \[[\d,]+\], thread: \[[\d,]+\] Assertion `"

@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-POLL_INTERVAL = 0.25  # seconds between two looks at an engine that is not up yet
+POLL_INTERVAL = 0.25  # seconds between two probes of an engine that is not up yet
 
 # The first of these requests that the engine accepts proves that it works. Pooling models have no completions; a
 # model with a context of a few tokens, or --max-logprobs 0, has none that can be examined.
@@ -26,8 +26,8 @@ PROOFS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("/v1/completions", _PLAIN),
     ("/v1/embeddings", {"input": "Hello"}),
 )
-# Bounds of a likeliest token's natural log-probability: vLLM writes -9999 for minus infinity, and no vocabulary is
-# large enough for its likeliest token to get near it; float32 sums may leave a probability of 1 by a little.
+# Bounds of a likeliest token's natural log-probability. vLLM writes -9999 for minus infinity; no vocabulary is large
+# enough for its likeliest token to come near that. float32 sums may exceed a probability of 1 a little.
 IMPOSSIBLE, ROUNDING = -100.0, 1e-3
 # A refusal with one of these shows that the model computed NaN or infinity. The first are the words of JSON's writer.
 # The second is the code of a request for which no token is possible, and a proof asks for nothing that excludes tokens.
@@ -59,8 +59,8 @@ class EngineNotWorkingError(Exception):
 def engine_client(socket_path: str) -> httpx.AsyncClient:
     """A client for the engine's socket.
 
-    No limit on reading, since a generation may take as long as it takes, and none on the number of connections. Each
-    request has its own connection: an idle one could be closed by the engine just as a request is put on it.
+    Reading has no limit, since a generation may take any time; the number of connections has none either. Each request
+    has its own connection: the engine could close an idle one just as a request is sent on it.
     """
     transport = httpx.AsyncHTTPTransport(
         uds=socket_path, limits=httpx.Limits(max_connections=None, max_keepalive_connections=0)

@@ -13,6 +13,7 @@ from server.diagnosis import Diagnosis
 class State(str, Enum):
     """What the engine is doing; docs/architecture.md says what each means."""
 
+    STOPPED = "stopped"
     STARTING = "starting"
     LOADING = "loading"
     WARMING = "warming"
@@ -24,13 +25,14 @@ class State(str, Enum):
 
 TRANSITIONS: Mapping[State, frozenset[State]] = MappingProxyType(
     {
+        State.STOPPED: frozenset({State.STARTING, State.DRAINING}),
         State.STARTING: frozenset({State.LOADING, State.FAILED, State.DRAINING}),
         State.LOADING: frozenset({State.WARMING, State.FAILED, State.DRAINING}),
         State.WARMING: frozenset({State.READY, State.FAILED, State.DRAINING}),
         State.READY: frozenset({State.DEGRADED, State.FAILED, State.DRAINING}),
         State.DEGRADED: frozenset({State.READY, State.FAILED, State.DRAINING}),
         State.FAILED: frozenset({State.STARTING, State.DRAINING}),
-        State.DRAINING: frozenset(),
+        State.DRAINING: frozenset({State.STOPPED}),
     }
 )
 

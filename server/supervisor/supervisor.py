@@ -77,6 +77,9 @@ class Supervisor:
         self._process: EngineProcess | None = None
         self._draining = asyncio.Event()
         self._stopping = asyncio.Event()
+        # One of the first ends requests to the engine, one of the second ends it.
+        self._leaving: tuple[asyncio.Event, ...] = (self._draining,)
+        self._ending: tuple[asyncio.Event, ...] = (self._stopping,)
 
     def subscribe(self, listener: Callable[[Status], None]) -> None:
         """Calls `listener` with each new status, in the event loop."""
@@ -86,10 +89,9 @@ class Supervisor:
         """Starts the engine and keeps it running until `drain` and `stop` are called. No process of it is left then."""
         transport = await receive_progress(progress_socket(self._runtime), self._on_event, self._on_invalid)
         try:
-            while not self._draining.is_set():
+            while await self._is_wanted():
                 await self._run_engine()
-                if not self._draining.is_set():
-                    await self._wait_before_restart()
+                await self._after_end()
         finally:
             transport.close()
 
@@ -109,6 +111,21 @@ class Supervisor:
             self._process.kill()
         self._stopping.set()
 
+    async def _is_wanted(self) -> bool:
+        """Waits until the engine is to run; False where it is never to run again."""
+        return not self._draining.is_set()
+
+    async def _after_end(self) -> None:
+        """Called when no process of the engine is left."""
+        if not self._draining.is_set():
+            await self._wait_before_restart()
+
+    @property
+    def _lasting(self) -> bool:
+        """Whether the engine failed for a reason that another start would meet again."""
+        found = self.status.diagnosis
+        return found is not None and not found.retry and not self._was_ready
+
     async def _run_engine(self) -> None:
         """Runs the engine once, from its start until no process of it is left. Engines are started nowhere else."""
         self._reset()
@@ -116,15 +133,16 @@ class Supervisor:
             engine_socket(self._runtime).unlink(missing_ok=True)
             self._process = process = await EngineProcess.start(self._launch, self._on_line)
         except OSError as error:
-            self._fail(f"cannot be started: {error}")
+            if self.status.state is not State.DRAINING:
+                self._fail(f"cannot be started: {error}")
             return
         ended = asyncio.create_task(process.wait())
         working = asyncio.create_task(self._start_and_watch())
-        stopping = asyncio.create_task(self._stopping.wait())
-        draining = asyncio.create_task(self._draining.wait())
+        leaving = asyncio.create_task(first_of(*self._leaving))
+        stopping = asyncio.create_task(first_of(*self._ending))
         try:
-            done, _ = await asyncio.wait({ended, working, draining}, return_when=asyncio.FIRST_COMPLETED)
-            if draining in done:
+            done, _ = await asyncio.wait({ended, working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            if self.status.state is State.DRAINING:
                 await self._cancel(working)
                 await asyncio.wait({ended, stopping}, return_when=asyncio.FIRST_COMPLETED)
             elif ended in done:
@@ -132,7 +150,7 @@ class Supervisor:
             else:
                 self._fail(_fault_of(working))
         finally:
-            for task in (working, stopping, draining):
+            for task in (working, leaving, stopping):
                 await self._cancel(task)
             await process.stop(self._config.stop_timeout)
             exit_text = describe_exit(await ended)
@@ -149,12 +167,11 @@ class Supervisor:
             await asyncio.wait({task}, timeout=1)
 
     def _reset(self) -> None:
-        first = self.status.last_exit is None and self.status.state is State.STARTING
         self._tracker = ProgressTracker()
         self._pulsed_at = None
         self._faults = []
         self._was_ready = False
-        if not first:
+        if self.status.state is State.FAILED:
             self._enter(State.STARTING, "restarted", restarts=self.status.restarts + 1)
         self._update(
             reason="the engine process is being started",
@@ -221,8 +238,7 @@ class Supervisor:
         return beat
 
     async def _wait_before_restart(self) -> None:
-        found = self.status.diagnosis
-        lasting = found is not None and not found.retry and not self._was_ready
+        lasting = self._lasting
         if lasting or self._failures >= MAX_FAILURES:
             why = "since another start would end the same" if lasting else f"after {self._failures} failures in a row"
             log.error("given up", why=why)
@@ -297,8 +313,18 @@ class Supervisor:
             listener(self.status)
 
 
+async def first_of(*events: asyncio.Event) -> None:
+    """Returns once one of the events is set."""
+    waiting = [asyncio.create_task(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in waiting:
+            task.cancel()
+
+
 def _fault_of(task: "asyncio.Task[None]") -> str:
-    """Why caring for the engine ended. A fault is a reason; anything else is a bug of ours and raised."""
+    """Why watching the engine ended. A fault is a reason; anything else is a bug of ours and raised."""
     error = task.exception()
     if isinstance(error, EngineFaultError):
         return str(error)

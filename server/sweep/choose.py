@@ -15,7 +15,7 @@ from server.sweep.store import Record
 
 @dataclass(frozen=True)
 class Candidate:
-    """A measured point under one level of load: `total` tokens a second, and `user`'s (median)."""
+    """A measured point under one level of load: `total` tokens per second, and `user`'s (median)."""
 
     record: Record
     level: str
@@ -48,7 +48,7 @@ def pareto(found: Sequence[Candidate]) -> list[Candidate]:
 
 
 def winner(found: Sequence[Candidate], least_user: float) -> Candidate | None:
-    """The largest total where each user still gets `least_user` tokens a second."""
+    """The largest total where each user still gets `least_user` tokens per second."""
     return max((one for one in found if one.user >= least_user), key=lambda one: (one.total, one.user), default=None)
 
 

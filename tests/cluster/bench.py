@@ -1,10 +1,10 @@
 #!/usr/bin/env python
-"""Throughput of 1, 2 and 3 replicas of `voltserve deploy`, what its gateway costs and what Ray's head does meanwhile.
+"""Throughput of 1, 2 and 3 replicas of `voltserve deploy`, with the CPU time of its gateway and of Ray's head.
 
-Four machines are made of network namespaces of this one (tests/cluster/machines.py): Ray's head with the gateway, and
-three with a replica each. The engines are scripted: each token comes DELAY seconds after the one before, and a replica
-takes SLOTS requests at once, so that three of them need no more cores than there are. Speeds are to be read as ratios,
-CPU times as they are. Needs root and `make setup-ray`:
+Four machines are network namespaces of this one (tests/cluster/machines.py): Ray's head with the gateway, and three
+with a replica each. The engines are scripted: tokens are DELAY seconds apart, and a replica takes SLOTS requests at
+once. So three replicas need no more cores than there are. Read speeds as ratios, and CPU times as they are. This needs
+root and `make setup-ray`:
 
     .venv/bin/python -m tests.cluster.bench --out docs/results/cluster-DATE.json
 """
@@ -25,11 +25,11 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from scripts.bench_gateway import Connect, Stream, stream
 from tests.cluster.machines import Machine, Machines
 from tests.cluster.ray_nodes import RayCluster
 from tests.cluster.service import PORT, Service, serving
 from tests.server.conftest import make_model
+from trials.gateway_clients import Connect, Stream, stream
 
 REPLICAS = (1, 2, 3)
 SLOTS = 4  # requests at once of a replica: its --max-in-flight

@@ -124,7 +124,7 @@ class Machines:
         self.close()
 
     def add(self, name: str) -> Machine:
-        """A new machine, connected. A name may come again after its machine was killed: a replacement, new address."""
+        """A new machine, connected. A name may be reused after its machine was killed, with a new address."""
         number = len(self._made) + 1
         port = f"m{number}"
         folder = self._folder / f"{number}-{name}"

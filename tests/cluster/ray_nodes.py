@@ -1,4 +1,4 @@
-"""A Ray cluster whose nodes are machines of `machines.py`: the head, workers, and what the head knows of them."""
+"""A Ray cluster whose nodes are machines of `machines.py`: the head, the workers, and the head's view of them."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class RayCluster:
                 "PATH": f"{BIN}:{os.environ['PATH']}"}  # fmt: skip
 
     def driver(self, *command: str, on: Machine | None = None) -> subprocess.Popen[bytes]:
-        """A process that finds this cluster by RAY_ADDRESS, on the head's machine unless told."""
+        """A process that finds this cluster by RAY_ADDRESS, on the head's machine by default."""
         machine = on or self.head
         assert machine is not None, "no head was started"
         return machine.start(command, self.environment(machine), self.folder / f"{machine.folder.name}-driver.log")
@@ -114,8 +114,8 @@ class RayCluster:
         size = [f"--num-cpus={cpus}", f"--num-gpus={gpus}", f"--resources={json.dumps(dict(resources))}"]
         command = [str(BIN / "ray"), "start", "--block", "--disable-usage-stats", "--object-store-memory=100000000",
                    f"--node-ip-address={machine.address}", *size, *role]  # fmt: skip
-        # As Compose's `restart: unless-stopped`: a node given up while it was cut off ends, and has to come anew.
+        # As Compose's `restart: unless-stopped`: a node that was given up while cut off ends, and must start anew.
         forever = ["bash", "-c", 'while :; do "$@"; sleep 1; done', "restarting", *command]
         env = self.environment(machine)
-        env.pop("RAY_ADDRESS")  # `ray start` is told by flag, and a head must not look for one
+        env.pop("RAY_ADDRESS")  # `ray start` has a flag for it, and a head must not look for another head
         machine.start(forever, env, self.log(machine))

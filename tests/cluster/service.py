@@ -106,7 +106,7 @@ def report(what: str, **loads: Load) -> None:
 
 @dataclass
 class Outcome:
-    """What became of one request: `begun` when its first event had come, `end` the error event's code or `done`."""
+    """One request's outcome: `begun` when its first event had arrived, `end` the error event's code or `done`."""
 
     kind: str
     began_at: float
@@ -122,7 +122,7 @@ class Outcome:
 
 @dataclass
 class Load:
-    """Clients, half of which stream, that ask again as soon as they are answered."""
+    """Clients that ask again as soon as they are answered. Half of them stream."""
 
     url: str
     clients: int
@@ -150,7 +150,7 @@ class Load:
         return [one for one in self.outcomes if not one.fine]
 
     def summary(self) -> dict[str, int]:
-        """How many requests came to which end."""
+        """The number of requests by their end."""
         ends = (f"{one.kind}, {'begun' if one.begun else 'not begun'}: {one.end}" for one in self.outcomes)
         return dict(Counter(ends))
 

@@ -48,7 +48,7 @@ def test_prometheus_takes_its_configuration() -> None:
 @needs("amtool")
 @pytest.mark.parametrize("path", ALERTMANAGER, ids=lambda path: path.stem)
 def test_alertmanager_takes_each_of_its_configurations(path: Path, tmp_path: Path) -> None:
-    # Debian's 0.25 does not know url_file, which came with 0.26.
+    # Debian's 0.25 does not know url_file, which 0.26 added.
     text = path.read_text(encoding="utf-8").replace("url_file: /run/secrets/alert", "url: http://127.0.0.1:1/")
     (tmp_path / path.name).write_text(text)
     run("amtool", "check-config", str(tmp_path / path.name))

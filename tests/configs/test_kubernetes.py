@@ -14,7 +14,8 @@ import yaml
 from jsonschema import Draft7Validator  # type: ignore[import-untyped]
 
 from server.config.devices import Device, Devices
-from server.config.settings import ConfigError, Settings, load_config
+from server.config.settings import Settings, load_config
+from server.errors import ConfigError
 from server.gateway.routes import OWN
 
 ROOT = Path(__file__).parents[2]

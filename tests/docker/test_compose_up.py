@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import threading
@@ -112,7 +113,7 @@ def test_each_panel_of_the_dashboard_gets_data(up: Project, panel: dict[str, obj
         if "_gpu_" in expression or "refused" in expression:  # none here, and none refused
             up.query(expression)
         else:  # a rate needs two scrapes
-            wait_until(lambda asked=expression: up.query(asked), LIMIT_S, expression)
+            wait_until(functools.partial(up.query, expression), LIMIT_S, expression)
 
 
 def test_a_killed_engine_comes_back_inside_the_same_container(up: Project, client: OpenAI, container: str) -> None:
@@ -158,7 +159,7 @@ def test_compose_stop_lets_a_running_answer_finish(up: Project, container: str) 
     body = {"model": SERVED_NAME, "prompt": "Count: 1, 2, 3,", "max_tokens": 150, "ignore_eos": True, "stream": True}
     answers: list[list[str]] = []
 
-    def ask_until_refused() -> None:  # so that an answer is running when the signal comes, however long that takes
+    def ask_until_refused() -> None:  # so an answer is in flight when the signal arrives, at any time
         try:
             while True:
                 with httpx.stream("POST", f"{up.url}/v1/completions", json=body, timeout=START_LIMIT_S) as reply:
@@ -166,7 +167,7 @@ def test_compose_stop_lets_a_running_answer_finish(up: Project, container: str) 
                         return
                     answers.append([])
                     answers[-1].extend(line for line in reply.iter_lines() if line)
-        except httpx.TransportError:  # nobody listens any more
+        except httpx.TransportError:  # the listener is closed
             return
 
     asking = threading.Thread(target=ask_until_refused)

@@ -31,7 +31,7 @@ def test_every_variable_of_the_compose_file_is_explained_with_its_default() -> N
 
 def test_every_other_variable_reaches_the_server_or_the_engine() -> None:
     ours = {variable_name(name) for name in all_flags()}
-    for name in ENV_EXAMPLE.keys() - INTERPOLATED.keys() - {"COMPOSE_PROFILES"}:
+    for name in ENV_EXAMPLE.keys() - INTERPOLATED.keys() - {"COMPOSE_PROFILES", "HF_ENDPOINT"}:
         assert name in ours or is_inherited(name), name
 
 
@@ -54,6 +54,22 @@ def test_the_images_are_those_that_docker_build_sh_tags(service: str, suffix: st
         "CPU" if suffix == "cpu" else "GPU", VERSION, suffix
     )  # fmt: skip
     assert f"\nFROM {entry['build']['target']}-environment AS {entry['build']['target']}\n" in DOCKERFILE
+
+
+def test_fetching_has_the_rules_of_serving_and_a_folder_to_write() -> None:
+    fetch, serve = COMPOSE["services"]["fetch"], COMPOSE["services"]["gpu"]
+    for rule in ("read_only", "tmpfs", "cap_drop", "security_opt", "env_file"):
+        assert fetch[rule] == serve[rule], rule
+    assert "user" not in fetch  # the image's, as for serving
+    assert "ports" not in fetch
+    assert fetch["volumes"] == ["${MODELS_DIR:-./models}:/models", "cache:/var/cache/voltserve"]
+    assert fetch["profiles"] == ["fetch"]  # `up` starts it in no case
+    assert fetch["image"].partition("_")[2] == serve["image"].partition("_")[2]
+
+
+def test_what_is_fetched_by_itself_is_what_is_served_by_itself() -> None:
+    command = COMPOSE["services"]["fetch"]["command"]
+    assert command[3] == "/models/${FETCH_NAME:-" + SERVED_NAME.rpartition("/")[2] + "}"
 
 
 def test_times_follow_the_settings() -> None:

@@ -23,7 +23,7 @@ MOUNT = f"{MODEL}:{SERVED_NAME}"
 
 @pytest.fixture(scope="module")
 def isolated() -> Iterator[str]:
-    """A network whose containers reach nothing beyond this machine."""
+    """A network on which containers reach nothing beyond this machine."""
     name = docker("network", "create", "--internal", "voltserve-test-isolated").stdout.strip()
     yield name
     docker("network", "rm", name)

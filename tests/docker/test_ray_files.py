@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -25,13 +26,39 @@ REQUIRED = {"HEAD_IP": "10.0.0.1", "NODE_IP": "10.0.0.2", "INTERFACE": "eth1", "
 @pytest.mark.parametrize("name", SERVICES)
 def test_every_service_runs_a_ray_image_that_is_built(name: str) -> None:
     service = SERVICES[name]
-    target = service["build"]["target"]
-    kind = target.removesuffix("-ray")
+    kind = service["build"]["args"]["RAY_ON"]
     suffix = {"gpu": "cu128", "cpu": "cpu"}[kind]
     assert service["image"] == f"${{{kind.upper()}_RAY_IMAGE:-voltserve:{VERSION}-vllm0.28.0-{suffix}-ray}}"
-    assert f"\nFROM {kind} AS {target}\n" in DOCKERFILE
-    assert "ray.lock" in DOCKERFILE.split(f" AS {target}\n")[1].split("\nFROM ")[0]
-    assert f"[{target}]={suffix}-ray" in (ROOT / "scripts/docker_build.sh").read_text()
+    assert service["build"]["target"] == "ray"
+    assert f" AS {kind}\n" in DOCKERFILE
+
+
+def test_one_stage_adds_ray_to_either_image() -> None:
+    assert "\nARG RAY_ON=gpu\n" in DOCKERFILE.split("\nFROM ")[0]  # before the first stage, or FROM does not know it
+    assert DOCKERFILE.count("\nFROM ${RAY_ON} AS ray\n") == 1
+    assert "ray.lock" in DOCKERFILE.split(" AS ray\n")[1].split("\nFROM ")[0]
+    assert DOCKERFILE.count("-r /src/requirements/ray.lock") == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "tag", "arguments"),
+    [
+        ("gpu", "cu128", ["--target", "gpu"]),
+        ("cpu", "cpu", ["--target", "cpu"]),
+        ("gpu-ray", "cu128-ray", ["--target", "ray", "--build-arg", "RAY_ON=gpu"]),
+        ("cpu-ray", "cpu-ray", ["--target", "ray", "--build-arg", "RAY_ON=cpu"]),
+    ],
+)
+def test_docker_build_sh_builds_and_tags_each_kind(tmp_path: Path, kind: str, tag: str, arguments: list[str]) -> None:
+    """A stand-in for `docker` prints what it is asked for."""
+    docker = tmp_path / "docker"
+    docker.write_text("#!/bin/sh\nprintf '%s\\n' \"$@\"\n")
+    docker.chmod(0o755)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    command: list[str | Path] = [ROOT / "scripts/docker_build.sh", kind]
+    done = subprocess.run(command, env={"PATH": path}, capture_output=True, text=True, check=True)
+    assert re.fullmatch(rf"voltserve:{VERSION}-vllm[\d.]+-{tag}\n", done.stdout)
+    assert done.stderr.splitlines()[: 1 + len(arguments)] == ["build", *arguments]
 
 
 def test_each_profile_of_a_head_has_ray_s_head_and_one_gateway() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
-ROOMS = ("server", "engine", "quant", "kernels", "perfmodel", "scripts")
+ROOMS = ("server", "engine", "quant", "kernels", "perfmodel", "lookalikes", "trials", "scripts")
 KINDS = (".py", ".sh", ".cuh", ".cu", ".cpp", ".h", ".inl")
 
 

@@ -77,7 +77,8 @@ def free_port() -> int:
 @contextlib.contextmanager
 def serving(log: Path, *flags: str, model: str = MODEL, **environment: str) -> Iterator[Service]:
     port = free_port()
-    command = [str(Path(sys.executable).with_name("voltserve")), "serve", "--model", model, "--port", str(port), *flags]
+    named = ["--model", model] if model else []
+    command = [str(Path(sys.executable).with_name("voltserve")), "serve", *named, "--port", str(port), *flags]
     began = time.monotonic()
     with log.open("wb") as out:
         process = subprocess.Popen(

@@ -1,6 +1,6 @@
-"""Each field that the engine takes, and what is sent of it: values at, over and under its bounds, and hostile ones.
+"""Each field that the engine takes, with values at, over and under its bounds, and hostile ones.
 
-`taken` must be answered with 200, `refused` with a 4xx; `odd` are values of which either is right.
+`taken` must be answered with 200, `refused` with a 4xx. For `odd` values either is right.
 """
 
 from dataclasses import dataclass, field

@@ -1,9 +1,9 @@
-"""Sends extreme requests while other clients' streams run, and finds out whether anybody else noticed.
+"""Sends extreme requests while other clients' streams run, and finds out whether they harm anybody else.
 
     .venv/bin/python -m tests.e2e.harm --seconds 600
 
-starts a service, sends each extreme of tests/e2e/extremes.py alone, and then pairs until the time is up; it prints each
-fault with a command that repeats it, and goes on after an engine's death.
+starts a service. It sends each extreme of tests/e2e/extremes.py alone, and then pairs until the time is up. It prints
+each fault with a command that repeats it, and continues after an engine's death.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tests.e2e.fields import CHAT, COMPLETIONS
 from tests.e2e.state import settled
 
 HANG_S = 120.0  # for one answer: a bound on a hang, not a check of speed
-LEAVE_S = 0.5  # how long a client stays whose answer may rightly take minutes
+LEAVE_S = 0.5  # how long a client waits where an answer may rightly take minutes
 WORKERS = 4
 
 _SEA = [{"role": "user", "content": "Tell me about the sea."}]
@@ -54,7 +54,7 @@ class Fault:
 
 @dataclass
 class Found:
-    """What came of a run: `answered` by route and status, the slowest answer in seconds with its request."""
+    """A run's outcome: `answered` by route and status, the slowest answer in seconds with its request."""
 
     faults: list[Fault] = field(default_factory=list)
     answered: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -206,7 +206,7 @@ class Run:
                     self.found.slowest = max(self.found.slowest, (round(ended - began, 2), extreme.curl()[:300]))
 
     def _send(self, client: httpx.Client, extreme: Extreme) -> str:
-        """Sends one; its status, or what came instead of one."""
+        """Sends one. Returns its status, or what arrived instead."""
         try:
             answer = _ask(client, extreme)
         except httpx.TransportError as error:
@@ -223,7 +223,7 @@ class Run:
 
 
 def _ask(client: httpx.Client, extreme: Extreme) -> tuple[int, str] | None:
-    """Status and body of an answer; None where the client left, as one whose answer is long does after a moment.
+    """Status and body of an answer; None if the client left, as it does soon where answers are long.
 
     Raises:
         httpx.TransportError: there is no whole answer; a timeout where it does not end within HANG_S.

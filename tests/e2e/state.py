@@ -1,4 +1,4 @@
-"""What a service must come back to once nobody asks it anything more."""
+"""The state to which a service must return once all requests have ended."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ GAUGES = (
     "vllm:num_requests_waiting",
     "vllm:kv_cache_usage_perc",
 )
-# What engine and gateway may keep of thousands of requests: vLLM keeps compiled grammars up to VLLM_XGRAMMAR_CACHE_MB,
-# 512, and the pages of its key/value cache, 1 GiB, are the kernel's only once they were written to.
+# The memory that engine and gateway may keep after thousands of requests. vLLM keeps compiled grammars, up to
+# VLLM_XGRAMMAR_CACHE_MB (512). The pages of its 1 GiB key/value cache take memory once they were written to.
 MEMORY_MIB = 2048
 DESCRIPTORS = 8  # more in a process: connections between gateway and engine that wait for the next request
 
 
-REST_S = 60.0  # in which it comes to rest
+REST_S = 60.0  # in which it returns to rest
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class State:
 
 
 def settled(service: Service, before: State | None = None) -> State:
-    """The state as soon as no request is at the engine, and where it comes back to what it was `before`, then."""
+    """The state once no request is at the engine; if it returns to `before`, the state then."""
 
     def rests() -> bool:
         now = State.of(service)

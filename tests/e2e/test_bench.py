@@ -38,7 +38,7 @@ def test_every_token_that_bench_reports_is_one_that_the_engine_counted(service: 
 
 def test_bench_writes_its_page_about_the_running_service(service: Service, tmp_path: Path) -> None:
     flags = ["--url", service.url, "--concurrency", "2", "--requests", "4", "--input-len", "16", "--output-len", "8"]
-    command = [Path(sys.executable).with_name("voltserve"), "bench", *flags, "--out", tmp_path]
+    command: list[str | Path] = [Path(sys.executable).with_name("voltserve"), "bench", *flags, "--out", tmp_path]
     subprocess.run(command, check=True, timeout=300)
     value = json.loads((tmp_path / "bench.json").read_text())
     assert value["server"]["model"] == MODEL
@@ -47,7 +47,8 @@ def test_bench_writes_its_page_about_the_running_service(service: Service, tmp_p
 
 
 def test_monitor_sees_the_service_at_work(service: Service) -> None:
-    command = [Path(sys.executable).with_name("voltserve"), "monitor", "--url", service.url, "--count", "1"]
+    monitor = Path(sys.executable).with_name("voltserve")
+    command: list[str | Path] = [monitor, "monitor", "--url", service.url, "--count", "1"]
     line = json.loads(subprocess.run(command, check=True, capture_output=True, timeout=60).stdout)
     assert (line["state"], line["model"], line["problem"]) == ("ready", MODEL, "")
 

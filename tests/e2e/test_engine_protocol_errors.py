@@ -294,8 +294,7 @@ def test_an_earlier_answer_comes_back_as_openai_s_client_gave_it(service: Servic
     first = client.responses.create(model=MODEL, input="Hi", max_output_tokens=4)
     for content in ("Hello", [{"type": "output_text", "text": "Hello"}]):
         history: Any = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": content}]
-        again = client.responses.create(
-            model=MODEL, input=[*history, *first.output, {"role": "user", "content": "Bye"}], max_output_tokens=4
-        )
+        history += [*first.output, {"role": "user", "content": "Bye"}]
+        again = client.responses.create(model=MODEL, input=history, max_output_tokens=4)
         assert again.usage is not None
         assert again.usage.output_tokens > 0

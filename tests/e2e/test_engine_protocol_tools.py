@@ -91,7 +91,7 @@ def test_a_call_that_max_tokens_cuts_ends_with_length(tooled: Service, choice: A
 
 
 def test_a_call_that_the_model_makes_is_the_same_streamed_and_whole(tooled: Service) -> None:
-    body = {"structured_outputs": {"regex": ONE_CALL}, "max_tokens": 80}
+    body: dict[str, Any] = {"structured_outputs": {"regex": ONE_CALL}, "max_tokens": 80}
     answer = whole(tooled, **body)
     call = {"name": "weather", "arguments": '{"city": "Paris"}'}
     assert [choice["calls"] for choice in answer] == [[call]]
@@ -161,10 +161,10 @@ def test_a_response_s_forced_call_comes_as_a_stream_that_openai_s_client_reads(t
         **{"model": MODEL, "input": "Weather?", "max_output_tokens": 200, "temperature": 0},
         **{"tools": [{"type": "function", **WEATHER}], "tool_choice": choice},
     }
-    answer = client.responses.create(**body)
+    answer: Any = client.responses.create(**body)
     with client.responses.stream(**body) as stream:
         kinds = [event.type for event in stream]
-        final = stream.get_final_response()
+        final: Any = stream.get_final_response()
     calls = [
         [(item.name, item.arguments) for item in a.output if item.type == "function_call"] for a in (answer, final)
     ]

@@ -19,7 +19,7 @@ from .conftest import Service, serving
 pytestmark = pytest.mark.e2e
 
 TOKENS = 16
-CHUNK = 64  # tokens of a step, so that long prompts come in parts
+CHUNK = 64  # tokens per step, so that long prompts are computed in parts
 LENGTHS = (1, 3, 4, 70, 300, 17, 130, 2)
 BLOCKS = 36  # so few that each slot soon has its second request
 

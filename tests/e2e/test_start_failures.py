@@ -1,4 +1,4 @@
-"""The real engine's failures: a start that cannot work ends at once, and a crash tells nothing that clients wrote."""
+"""The real engine's failures: a start that cannot work ends at once, and a crash reveals nothing that clients wrote."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_weights_that_are_no_numbers_end_the_first_start_and_are_named(tmp_path:
 
 
 def test_values_that_become_infinite_on_their_way_end_the_first_start(tmp_path: Path, broken: Path) -> None:
-    # A divisor: its reciprocal is a finite factor, and no product with that factor is.
+    # A divisor: its reciprocal is finite, but any product with the reciprocal is not.
     change(broken, "model.layers.7.mlp.down_proj.weight_global_scale", slice(None), 1e-37)
     code, text, starts = ended(broken, tmp_path / "log")
     assert (code, starts) == (65, 1), text[-4000:]
@@ -100,7 +100,7 @@ def test_a_shard_that_is_cut_off_is_named_before_an_engine_is_started(tmp_path: 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """A service whose log is JSON, so that the engine's lines in it are whole."""
+    """A service with a JSON log, in which the engine's lines are whole."""
     with serving(tmp_path_factory.mktemp("served") / "log", "--log-format", "json") as started:
         yield started
 

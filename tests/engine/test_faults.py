@@ -1,4 +1,4 @@
-"""What a process of the engine tells of its end, past the log; and that vLLM logs in the words listened for."""
+"""The reports of an engine process about its end, besides the log. vLLM's log has the words that are listened for."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WORKERS = logging.getLogger("vllm.v1.executor.multiproc_executor")
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> Told:
-    """(type, message) of each fault that is told while something runs; listening twice tells once."""
+    """(type, message) of each fault reported while something runs; listening twice reports it once."""
     messages: list[dict[str, Any]] = []
     monkeypatch.setattr(progress, "_send", messages.append)
     log = logging.getLogger("vllm")

@@ -1,4 +1,4 @@
-"""What becomes of a job that fails: its reason is kept, whichever process it came from."""
+"""A failed job keeps its reason, whichever process failed."""
 
 from __future__ import annotations
 

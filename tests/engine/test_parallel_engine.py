@@ -20,7 +20,7 @@ from scripts.gpu_tp2.greedy import PROMPTS, TOKENS, run_jobs
 
 pytestmark = pytest.mark.e2e
 
-HYBRID = "hybrid"  # of which one rank is tests/e2e/test_hybrid_model.py's
+HYBRID = "hybrid"  # tests/e2e/test_hybrid_model.py has it on one rank
 LIMIT_S = 500  # a bound on a hang, not a check of speed
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from torch.distributed import rendezvous as meet
+from torch.distributed.rendezvous import rendezvous
 from vllm.v1.outputs import LogprobsLists, ModelRunnerOutput
 
 from engine import patches
@@ -63,7 +63,8 @@ def test_a_fitting_patch_is_applied_once(spare: Patch) -> None:
 
 @pytest.mark.parametrize(("field", "value"), [("version", "2.9.1"), ("fingerprint", "0" * 64)])
 def test_a_mismatch_refuses_and_changes_nothing(spare: Patch, field: str, value: str) -> None:
-    patch: Any = dataclasses.replace(fitting(spare), **{field: value})
+    changes: dict[str, Any] = {field: value}
+    patch = dataclasses.replace(fitting(spare), **changes)
     with pytest.raises(PatchMismatchError, match=rf"{__name__}:original of torch: expected {field} {value}, got "):
         patch.apply()
     assert original() == "old"
@@ -112,7 +113,7 @@ def free_port(family: socket.AddressFamily, host: str) -> int:
 def test_a_rendezvous_at_loopback_listens_on_loopback_only(family: socket.AddressFamily, host: str, url: str) -> None:
     patches.apply()
     port = free_port(family, host)
-    store, rank, size = next(meet(f"tcp://{url}:{port}", 0, 1, timeout=timedelta(seconds=20)))
+    store, rank, size = next(rendezvous(f"tcp://{url}:{port}", 0, 1, timeout=timedelta(seconds=20)))
     store.set("key", "value")
     assert (store.get("key"), rank, size) == (b"value", 0, 1)
     listening = [one.laddr for one in psutil.Process().net_connections("tcp") if one.status == "LISTEN"]

@@ -42,13 +42,17 @@ def config(**changes: Any) -> Any:
         enforce_eager=False,
         is_mm_prefix_lm=False,
         is_hybrid=False,
+        use_mla=False,
+        architectures=["Qwen3ForCausalLM"],
         hf_config=SimpleNamespace(model_type="qwen3", quantization_config=None),
     )
     parallel = SimpleNamespace(worker_cls="auto", tensor_parallel_size=1, disable_custom_all_reduce=False)
     made = SimpleNamespace(
         model_config=model,
-        cache_config=SimpleNamespace(cache_dtype="auto"),
+        cache_config=SimpleNamespace(cache_dtype="auto", kv_offloading_size=None),
         parallel_config=parallel,
+        lora_config=None,
+        kv_transfer_config=None,
         scheduler_config=SimpleNamespace(),
         additional_config={},
         compilation_config=SimpleNamespace(mode=None, cudagraph_mode=None, backend=""),

@@ -84,7 +84,7 @@ def test_a_process_of_the_users_own_is_not_tied(monkeypatch: pytest.MonkeyPatch)
     process.follow_launcher()
 
 
-# What comes to be untied for a while, as a child of a process that then is killed; it prints when it runs untied.
+# A child that outlives its parent, which is killed, for a while. It prints once it runs without the parent.
 BEFORE_IT_IS_TIED = {
     "launcher": """
 import os, subprocess, sys, time

@@ -16,7 +16,7 @@ Receive = Callable[[], list[dict[str, Any]]]
 
 @pytest.fixture
 def received(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Receive]:
-    """A listening gateway; calling it gives the datagrams that came since."""
+    """A listening gateway; calling it gives the datagrams that arrived since the last call."""
     path = tmp_path / "progress.sock"
     monkeypatch.setenv(environment.PROGRESS_SOCKET, str(path))
     progress.decision.cache_clear()
@@ -53,7 +53,7 @@ def test_bytes_are_told_at_most_every_interval_and_always_at_the_end(
     received: Receive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [100.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("engine.progress.time.monotonic", lambda: now[0])
     weights = progress.WeightsProgress()
     weights.expect(1000)
     for _ in range(10):  # half an interval and a bit apart: every second one is due

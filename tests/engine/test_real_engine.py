@@ -1,6 +1,6 @@
 """The real engine, started once through our launcher, on a tiny random Llama whose fused members differ in globals.
 
-What it computes is compared with transformers on the dequantized weights.
+Its results are compared with transformers on the dequantized weights.
 """
 
 from __future__ import annotations
@@ -55,12 +55,13 @@ def write_model(directory: Path) -> LlamaForCausalLM:
         eos_token_id=1,
     )
     twin = LlamaForCausalLM(config).eval()
-    # Logits far apart, so that the last bits of an addition cannot turn a greedy choice.
+    # Logits far apart, so that the last bits of an addition cannot change a greedy choice.
     torch.nn.init.normal_(twin.lm_head.weight, std=0.3)
     stored: dict[str, torch.Tensor] = {}
     for index, (name, parameter) in enumerate(twin.named_parameters()):
         if "proj" in name:
-            made = member(*parameter.shape, divisor=3000.0 + 700.0 * index, group_size=GROUP_SIZE, seed=index)
+            rows, columns = parameter.shape
+            made = member(rows, columns, 3000.0 + 700.0 * index, GROUP_SIZE, seed=index)
             parameter.data = made.weight.float()
             stored |= {f"{name.removesuffix('.weight')}.{suffix}": tensor for suffix, tensor in made.tensors.items()}
         else:

@@ -1,6 +1,6 @@
 """What a V100's step of a model is recorded and fused as, without a GPU: `python -m tests.engine.volta_recorded MODEL`.
 
-Tensors have shapes but no numbers (device meta), and vLLM's operators are ours (engine/operators.py). Prints the names
+Tensors have shapes but no numbers (device meta), and vLLM's operators are ours (engine/operators). Prints the names
 of what the recorded step calls, one a line.
 """
 
@@ -15,7 +15,8 @@ os.environ["VLLM_DISABLE_SHARED_EXPERTS_STREAM"] = "1"  # it would be made on a 
 import torch
 import vllm.platforms
 
-from engine import gpus, operators
+from engine import gpus
+from engine.operators import installation
 from engine.steps import fusion, recording
 
 patched_gpus: Any = gpus
@@ -26,7 +27,7 @@ TOKENS = 16
 
 def pretend() -> None:
     """vLLM's CUDA platform for two V100s, as far as its classes ask."""
-    operators.install()
+    installation.install()
     patched_gpus.physical_indexes = lambda: (0, 1)
     from engine.platform import VoltaPlatform
 

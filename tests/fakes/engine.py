@@ -1,7 +1,7 @@
 """A stand-in for `python -m engine`: the same command line and progress datagrams, a fake model, and faults on demand.
 
-How it starts is said by `fake.json` in the model directory (see `Start`); how it answers, by the object `fake` of a
-request (see `Answer`). `GET /stats` says what it has seen.
+`fake.json` in the model directory says how it starts (see `Start`). The object `fake` of a request says how it answers
+(see `Answer`). `GET /stats` returns what it has seen.
 """
 
 import argparse
@@ -55,7 +55,7 @@ class Start:
     repeat: bool = False  # print what clients send, in every way in which vLLM's processes do
     pooling: bool = False  # no completions, only embeddings
     judge: bool = False  # requests that do not fit the gateway's OpenAPI document are refused
-    odd: bool = False  # log-probabilities as of a model that says one thing only
+    odd: bool = False  # log-probabilities of a model that repeats one token
     answer: dict[str, Any] = field(default_factory=dict)  # the Answer of requests without one of their own
     fail_every: int = 0  # each so manieth streamed completion answers 500
     when: dict[str, dict[str, Any]] = field(default_factory=dict)  # what differs where the command line has this text
@@ -71,8 +71,8 @@ class Answer:
     word: str = "字"  # what each token's text begins with
     score: float = -1.0  # the log-probability of each token of an echoed prompt
     kill_after: int | None = None  # SIGKILL to ourselves after so many tokens
-    fault: tuple[str, str] | None = None  # told before that: an exception's type and message
-    error_after: int | None = None  # an error event after so many tokens, as vLLM tells of errors in a stream
+    fault: tuple[str, str] | None = None  # reported before that: an exception's type and message
+    error_after: int | None = None  # an error event after so many tokens, as vLLM reports errors in a stream
     half_event: bool = False  # the last token before the kill is cut in the middle
 
 
@@ -217,7 +217,7 @@ class FakeEngine:
                     break
                 choice = {"index": 0, "finish_reason": None}
                 text = await self.token(answer, index)
-                usage = {"usage": _usage(body, index + 1)} if each else {} if chat else {"usage": None}
+                usage = {"usage": _usage(body, index + 1)} if each else {}
                 event = _event({**head, "choices": [{**choice, **_content(text, chat=chat, stream=True)}], **usage})
                 if answer.half_event and index + 1 == answer.kill_after:
                     event = event[: len(event) // 2]

@@ -1,4 +1,4 @@
-"""NVML recorded and played back: every call with its arguments and what came of it, as JSON.
+"""NVML recorded and played back: every call with its arguments and its result, as JSON.
 
 `python -m tests.fakes.nvml FILE` records this machine's. A handle is written as its GPU's index.
 """

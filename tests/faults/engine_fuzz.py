@@ -2,8 +2,9 @@
 
     .venv/bin/python -m tests.faults.engine_fuzz --minutes 15 --out docs/results/engine-fuzz-DATE.json
 
-Every operation, sound and broken requests, none left out. Sound ones are made of the document, and of a narrower
-one, of which most are completed. What could rightly take minutes is capped: tokens to be generated, and sequences.
+It covers every operation, with sound and broken requests. Sound ones are made from the document, and from a narrower
+one whose requests mostly succeed. Values that could rightly cost minutes are capped: tokens to be generated, and
+sequences.
 """
 
 import argparse
@@ -37,7 +38,7 @@ from tests.e2e.state import settled
 from tests.faults.openapi_fuzz import CHECKS, operations
 
 HANG_S = 120.0  # for one answer: a bound on a hang, not a check of speed
-AT_ONCE = 8  # requests of one operation before the next one's turn
+AT_ONCE = 8  # requests of one operation before the next operation
 WORKERS = 2
 EXAMPLES_KEPT = 5  # of each kind of failure
 # Fields that decide how long an answer takes; `None` where a request may do without, else what is filled in.

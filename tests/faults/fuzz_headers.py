@@ -1,4 +1,4 @@
-"""Feeds the safetensors header reader hostile files and writes what came of it.
+"""Feeds the safetensors header reader hostile files and writes the outcome.
 
 python -m tests.faults.fuzz_headers --inputs 200000 --out docs/results/header-fuzz.json
 """

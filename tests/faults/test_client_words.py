@@ -30,7 +30,7 @@ TEXTS = [f"{between}{text} {CANARY}" for text in MISLEADING for between in ("", 
 def requests(model: str, text: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Requests with `text` in every field that takes one; vLLM refuses some, and fails at others."""
     completion = {"model": model, "prompt": "Hi", "max_tokens": 2}
-    for extra in (
+    of_completions: list[dict[str, Any]] = [
         {"prompt": text},
         {"model": text},
         {"logit_bias": {text: 1}},
@@ -45,12 +45,13 @@ def requests(model: str, text: str) -> Iterator[tuple[str, dict[str, Any]]]:
         {"cache_salt": text},
         {"vllm_xargs": {text: text}},
         {text: text},
-    ):
+    ]
+    for extra in of_completions:
         yield "/v1/completions", {**completion, **extra}
     chat = {"model": model, "max_tokens": 2}
     message = {"role": "user", "content": text}
     function = {"name": text, "description": text, "parameters": {"type": text}}
-    for extra in (
+    of_chats: list[dict[str, Any]] = [
         {"messages": [message]},
         {"messages": [{**message, "role": text}]},
         {"messages": [{**message, "name": text}]},
@@ -58,12 +59,13 @@ def requests(model: str, text: str) -> Iterator[tuple[str, dict[str, Any]]]:
         {"messages": [message], "chat_template": "{{ raise_exception(" + json.dumps(text) + ") }}"},
         {"messages": [message], "chat_template_kwargs": {text: text}},
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": text}}]}]},
-    ):
+    ]
+    for extra in of_chats:
         yield "/v1/chat/completions", {**chat, **extra}
 
 
 def told(url: str) -> str:
-    """Everything that is told without a key."""
+    """Everything that the gateway shows without a key."""
     return "".join(httpx.get(f"{url}{path}").text for path in ("/health", "/metrics", "/version", "/", "/openapi.json"))
 
 

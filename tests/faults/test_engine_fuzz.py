@@ -9,7 +9,8 @@ import pytest
 import schemathesis
 
 from tests.e2e.conftest import serving as serving_the_real_engine
-from tests.faults.engine_fuzz import capped, fuzz, measure, narrowed, operations, report
+from tests.faults.engine_fuzz import capped, fuzz, measure, narrowed, report
+from tests.faults.openapi_fuzz import operations
 from tests.server.conftest import make_model, serving
 
 CHAT = "/v1/chat/completions"

@@ -1,7 +1,11 @@
-"""What goes wrong while clients wait: each of them gets its whole answer or an error, and the service comes back.
+"""Faults while clients wait: each client gets its whole answer or an error, and the service recovers.
 
-The faults of a start (crash at load, never listening, slow load, taken port) are in tests/server/test_serve.py and
-tests/server/supervisor/test_supervisor.py, malformed requests in test_malformed.py, the real engine's in tests/e2e.
+Other faults have their own tests:
+
+    at a start (crash at load, never listening, slow load, taken port)    tests/server/run/test_serve.py and
+                                                                          tests/server/supervisor/test_supervisor.py
+    malformed requests                                                    test_malformed.py
+    the real engine's                                                     tests/e2e
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""The scheduler that main loops are stepped through: small loops whose cycles can be counted by hand."""
+"""The model of a scheduler, on small loops whose cycles can be counted by hand."""
 
 import pytest
 

@@ -4,6 +4,7 @@ import json
 import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 # name: (dtype as safetensors names it, shape, bytes)
 Tensors = Mapping[str, tuple[str, Sequence[int], bytes]]
@@ -49,7 +50,7 @@ CONFIG = {
     "num_key_value_heads": KV_HEADS,
     "head_dim": HEAD_DIM,
 }
-COMPRESSED_TENSORS = {
+COMPRESSED_TENSORS: dict[str, Any] = {
     "quant_method": "compressed-tensors",
     "format": "nvfp4-pack-quantized",
     "config_groups": {

@@ -11,8 +11,8 @@ import safetensors
 
 from quant.safetensors_header import HeaderError, parse_header
 
-# What parsing may hold at once: the header's bytes, and for each of its shortest possible entries (about 50 bytes) a
-# name, an entry and the places it is kept in.
+# The memory that parsing may hold at once: the header's bytes, and a name, an entry and their containers per entry. The
+# shortest possible entry has about 50 bytes.
 BYTES_PER_BYTE = 32
 FIXED_BYTES = 64_000
 
@@ -97,8 +97,8 @@ def _damaged(random: Random, text: bytes) -> bytes:
 def check_header(raw: bytes) -> bool:
     """Reads `raw`; returns whether it was accepted.
 
-    Fails for any error but HeaderError, for memory beyond what the file's size accounts for, and for a file that is
-    accepted here but not by the safetensors library.
+    It fails for any error but HeaderError, and for more memory than the file's size explains. It also fails for a file
+    that is accepted here but not by the safetensors library.
     """
     tracemalloc.start()
     try:

@@ -5,6 +5,9 @@ import numpy.typing as npt
 
 F64 = npt.NDArray[np.float64]
 
+E4M3_NAN = 0x7F
+E4M3_NANS = (0x7F, 0xFF)
+E4M3_NUMBERS = [code for code in range(256) if code not in E4M3_NANS]
 E2M1 = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
 
 
@@ -16,7 +19,7 @@ def e4m3_value(code: int) -> float:
     return sign * (mantissa * 2.0**-9 if exponent == 0 else (1 + mantissa / 8) * 2.0 ** (exponent - 7))
 
 
-E4M3 = np.array([e4m3_value(code) for code in range(0x7F)])
+E4M3 = np.array([e4m3_value(code) for code in range(E4M3_NAN)])
 
 
 def nearest_index(grid: F64, magnitudes: F64) -> npt.NDArray[np.int64]:

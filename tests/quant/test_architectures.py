@@ -19,8 +19,8 @@ def test_the_architectures_file_is_what_the_installed_vllm_registers() -> None:
 @pytest.mark.parametrize(
     ("name", "nearest"),
     [
-        ("Qwen3_5ForCausalLM", ["Qwen3_5ForConditionalGeneration"]),
-        ("Qwen3_5MoeForCausalLM", ["Qwen3_5MoeForConditionalGeneration"]),
+        ("Gemma4ForCausalLm", ["Gemma4ForCausalLM"]),
+        ("Qwen3VLForConditionalGenerations", ["Qwen3VLForConditionalGeneration"]),
         ("LlamaForCausalLm", ["LlamaForCausalLM"]),
         ("MixtrallForCausalLM", ["MixtralForCausalLM"]),
     ],

@@ -1,4 +1,5 @@
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,12 +21,12 @@ def random_weight(rows: int = 8, columns: int = 128, seed: int = 0) -> torch.Ten
     return torch.randn(rows, columns, generator=generator) * spread
 
 
-def options(policy: str, columns: int) -> dict[str, object]:
+def options(policy: str, columns: int) -> dict[str, Any]:
     """The policy with what it needs: quasar weighs columns, here all alike."""
     return {"policy": policy, "saliency": torch.ones(columns) if policy == "quasar" else None}
 
 
-def block_errors(weight: torch.Tensor, group_size: int, **options: object) -> torch.Tensor:
+def block_errors(weight: torch.Tensor, group_size: int, **options: Any) -> torch.Tensor:
     quantized = quantize_matrix(weight, group_size=group_size, **options)
     return (quantized.dequantize().double() - weight.double()).square().view(-1, group_size).sum(-1)
 
@@ -203,6 +204,6 @@ def test_the_error_of_a_weight_is_at_most_a_sixth_of_its_block_s_largest(values)
 
     quantized = quantize_matrix(weight, policy="maxabs")
 
-    # Half of the widest step (4 to 6) is a sixth of 6; the scale itself is off by at most 1/16 of the largest.
+    # Half of the widest step (4 to 6) is a sixth of 6. The scale's own error is at most 1/16 of the largest.
     bound = float(weight.abs().max()) * (1 / 6 + 1 / 16) + 1e-30
     assert float((quantized.dequantize() - weight).abs().max()) <= bound

@@ -8,6 +8,7 @@ from quant.convert import convert_checkpoint
 from quant.errors import QuantError
 from quant.formats import registry
 from quant.formats.linear import read_linear
+from quant.progress import Progress
 from quant.verify import verify
 from tests.quant.checkpoints import (
     COMPRESSED_TENSORS,
@@ -65,6 +66,7 @@ def test_every_value_survives_minus_zero_included(tmp_path, source, target):
     assert any((tensor == -(2**31)).any() for name, tensor in expected.items() if name == DOWN), "-0 is among them"
     assert (report.source_format, report.linears, report.rounded) == (source, 14, ())
     scheme = verify(tmp_path / "out").scheme
+    assert scheme is not None
     assert scheme.layout == registry.targets()[target].layout
     assert scheme.w4a4 == (source == "modelopt")
 
@@ -166,7 +168,9 @@ def test_pre_quant_scales_are_kept_by_modelopt_and_refused_by_the_others(tmp_pat
 
     convert_checkpoint(model, tmp_path / "out", "modelopt")
 
-    assert verify(tmp_path / "out").scheme.pre_quant_scale
+    scheme = verify(tmp_path / "out").scheme
+    assert scheme is not None
+    assert scheme.pre_quant_scale
     assert values(tmp_path / "out").keys() == values(model).keys()
     with pytest.raises(QuantError, match=r"14 layers with a pre_quant_scale \(NVFP4_AWQ\): only ModelOpt's format"):
         convert_checkpoint(model, tmp_path / "other", "compressed-tensors")
@@ -201,7 +205,7 @@ def test_a_broken_model_and_a_16_bit_one_are_refused(tmp_path):
 
 
 def test_progress_reaches_all_bytes(tmp_path):
-    seen = []
+    seen: list[Progress] = []
 
     convert_checkpoint(write_model(tmp_path / "model"), tmp_path / "out", "modelopt", on_progress=seen.append)
 

@@ -12,6 +12,7 @@ from quant.calibrate import CalibrationSettings
 from quant.calibration_text import Text
 from quant.errors import QuantError
 from quant.methods import Method
+from quant.progress import Progress
 from quant.quantize import quantize_checkpoint, run
 from quant.task import prepare
 from tests.quant.files import names_in
@@ -62,7 +63,7 @@ def test_too_little_memory_is_told_before_any_weight_is_read_with_what_fits(
     sizes = [task(source, one).estimate.memory for one in METHODS]
     free = (sizes[between] + 1) if between >= 0 else 1000
     monkeypatch.setattr(estimating, "available_memory", lambda: free)
-    progress = []
+    progress: list[Progress] = []
     with pytest.raises(QuantError, match=f"of free memory for {method.flags}, got") as error:
         run(task(source, method), tmp_path / "out", progress.append)
     assert re.search(remedy, error.value.remedy)

@@ -14,7 +14,7 @@ from quant.gguf_convert import PER_LAYER, convert_gguf
 from quant.gguf_file import open_gguf
 from quant.verify import verify
 from tests.quant.formats.test_gguf_nvfp4 import VALUES, block
-from tests.quant.reference import e4m3_value
+from tests.quant.reference import E4M3_NAN, e4m3_value
 from tests.quant.tiny_gguf import FFN, HEADS, KV_HEADS, LAYERS, weights, write_gguf
 
 NVFP4 = 40
@@ -58,7 +58,7 @@ def tiny_tensors():
             continue
         rows, columns = weight.shape
         codes = random.integers(0, 16, (rows, columns))
-        scales = random.integers(1, 0x7F, (rows, columns // 16))
+        scales = random.integers(1, E4M3_NAN, (rows, columns // 16))
         raw = b"".join(
             block(scales[r, 4 * b : 4 * b + 4].tolist(), codes[r, 64 * b : 64 * b + 64].tolist())
             for r in range(rows)
@@ -81,6 +81,7 @@ def test_nvfp4_linears_become_modelopt_s_exactly(tmp_path):
 
     report = verify(out)
     assert report.ok, report.findings
+    assert report.scheme is not None
     assert report.scheme.layout == modelopt.LAYOUT
     assert len(report.modules.nvfp4) == len(exact) == LAYERS * 6
     loaded = load_file(out / "model.safetensors")

@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,7 @@ from tests.quant.files import names_in
 from tests.quant.tiny_model import TEXT, tiny_model
 
 ROOT = Path(__file__).parents[2]
-OPTIONS = {
+OPTIONS: dict[str, Any] = {
     "method": Method("quasar", compensate=True),
     "calibration": CalibrationSettings(Text(TEXT, "foxes"), windows=6, window_tokens=32),
 }

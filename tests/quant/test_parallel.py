@@ -52,6 +52,9 @@ def test_an_error_ends_it_without_beginning_what_is_left():
 def test_row_chunks_cover_every_row_once(rows, columns):
     seen = torch.zeros(rows)
 
-    for_row_chunks(rows, columns, lambda chunk: seen[chunk].add_(1))
+    def count(chunk: slice) -> None:
+        seen[chunk] += 1
+
+    for_row_chunks(rows, columns, count)
 
     assert bool((seen == 1).all())

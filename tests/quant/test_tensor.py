@@ -4,13 +4,13 @@ import torch
 
 from quant import parallel
 from quant.tensor import NVFP4Tensor
-from tests.quant.reference import E2M1, e4m3_value
+from tests.quant.reference import E2M1, E4M3_NAN, e4m3_value
 
 
 def random_tensor(rows: int = 6, columns: int = 64, group_size: int = 16, seed: int = 0) -> NVFP4Tensor:
     generator = torch.Generator().manual_seed(seed)
     codes = torch.randint(0, 256, (rows, columns // 2), generator=generator, dtype=torch.uint8)
-    scales = torch.randint(0, 0x7F, (rows, columns // group_size), generator=generator, dtype=torch.uint8)
+    scales = torch.randint(0, E4M3_NAN, (rows, columns // group_size), generator=generator, dtype=torch.uint8)
     return NVFP4Tensor(
         codes, scales.view(torch.float8_e4m3fn), torch.rand(rows, generator=generator) + 0.01, group_size
     )

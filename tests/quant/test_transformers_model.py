@@ -61,7 +61,7 @@ MIXTURES = {
 }
 
 
-@pytest.fixture(params=MIXTURES.values(), ids=MIXTURES)
+@pytest.fixture(params=MIXTURES.values(), ids=list(MIXTURES))
 def mixture(request, tmp_path):
     """A mixture of experts, and its tensors as checkpoints name them: expert by expert."""
     build, config, leaf = request.param

@@ -59,7 +59,7 @@ def test_the_cards_choose_the_engine_and_the_reason_names_them(
 
 
 class Clone:
-    """A clone whose python and uv only write down what they are asked."""
+    """A clone whose python and uv only record their arguments."""
 
     def __init__(self, tmp_path: Path) -> None:
         self.root = tmp_path / "clone"

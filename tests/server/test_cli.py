@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 import typer
 from typer.testing import CliRunner
@@ -96,8 +97,10 @@ def test_a_misspelt_flag_names_the_nearest_of_the_command_or_of_serve(model: Pat
 
 
 def test_every_command_is_in_one_section_of_the_help() -> None:
+    command = typer.main.get_command(app)
+    assert isinstance(command, click.Group)
     listed = [name for names in SECTIONS.values() for name in names]
-    assert sorted(listed) == sorted(typer.main.get_command(app).commands)
+    assert sorted(listed) == sorted(command.commands)
     _, out, _ = run("--help")
     assert [line.split()[0] for line in out.splitlines() if line.startswith("  ") and line[2:3].islower()] == listed
 
@@ -123,6 +126,30 @@ def test_version_names_all_three() -> None:
     assert out.startswith("voltserve ")
     assert " vllm 0.28.0" in out
     assert " torch 2.10.0" in out
+
+
+def test_version_checks_files_and_says_by_its_exit_code_whether_anything_is_gone(tmp_path: Path) -> None:
+    good, old = tmp_path / "good.env", tmp_path / "old.env"
+    good.write_text("MODEL_DIR=/m\nVOLTSERVE_MAX_MODEL_LEN=8192\n")
+    old.write_text("VOLTSERVE_MAX_MODEL_LENGTH=8192\n")
+    code, out, _ = run("version", "--check-config", str(good))
+    assert (code, out.splitlines()[1]) == (0, "every setting is taken as it is")
+    code, out, _ = run("version", "--check-config", str(good), str(old))
+    assert code == 1
+    assert "old.env:1: VOLTSERVE_MAX_MODEL_LENGTH: unknown environment variable" in out
+    code, out, _ = run("version", "--check-config", "--json", str(old))
+    assert (code, json.loads(out)["outdated"][0]["setting"]) == (1, "VOLTSERVE_MAX_MODEL_LENGTH")
+    assert run("version", str(good))[0] == 2
+    assert run("version", "--check-config", str(tmp_path / "none"))[0] == 2
+
+
+def test_version_without_files_checks_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run("version", "--check-config")[0] == 0
+    monkeypatch.setenv("VOLTSERVE_GONE_LONG_AGO", "1")
+    code, out, _ = run("version", "--check-config")
+    assert code == 1
+    assert "environment: VOLTSERVE_GONE_LONG_AGO" in out
 
 
 def test_a_quant_error_is_a_message_and_exit_code_1(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,7 +199,12 @@ def quantizing(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     calls: list[Any] = []
     monkeypatch.setattr("quant.task.prepare", lambda source, **options: FakeTask(calls, source, options))
     report = QuantizeReport(("a", "b"), {"c": "ignored"}, 4_000_000, 1_000_000)
-    monkeypatch.setattr("quant.quantize.run", lambda _task, destination, _progress: calls.append(destination) or report)
+
+    def run(_task: object, destination: Path, _progress: object) -> QuantizeReport:
+        calls.append(destination)
+        return report
+
+    monkeypatch.setattr("quant.quantize.run", run)
     return calls
 
 

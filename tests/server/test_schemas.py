@@ -74,6 +74,10 @@ GOOD: dict[str, Any] = {"name": "m", "flags": {"model": "/m"}}
         {"schema": 1, "models": [{**GOOD, "replicas": [{"gpus": []}]}]},
         {"schema": 1, "models": [{**GOOD, "replicas": [{"gpus": [-1]}]}]},
         {"schema": 1, "models": [{**GOOD, "replicas": [{"gpu": [0]}]}]},
+        {"schema": 1, "models": [{**GOOD, "idle_timeout": 5}]},
+        {"schema": 1, "models": [{**GOOD, "on_demand": True, "min_residence": -1}]},
+        {"schema": 1, "models": [{**GOOD, "on_demand": True, "pinned": True, "idle_timeout": 5}]},
+        {"schema": 1, "models": [{**GOOD, "on_demand": True, "replicas": [{"gpus": [0]}, {"gpus": [1]}]}]},
     ],
 )
 def test_what_the_program_refuses_the_schema_refuses(content: dict[str, Any]) -> None:

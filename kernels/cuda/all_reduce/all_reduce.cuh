@@ -27,7 +27,7 @@
 //
 // Epoch numbers repeat after kLastEpoch - 1 calls, so no position may stay unwritten that long. Each call therefore also writes
 // kRenewed positions beyond its own lines, and passes over all of them several times in that span.
-// tests/kernels/test_all_reduce_protocol.py checks all orders of the ranks' reads and writes, and the ages of all positions.
+// tests/kernels/cuda/all_reduce/test_protocol.py checks all orders of the ranks' reads and writes, and the ages of all positions.
 //
 // Tried on two H200s and left out:
 //   - chunks of 4 KiB with one fence and one flag each. They carry fewer bytes but wait 3 to 6 us for the fence under load: 27 us where

@@ -11,3 +11,7 @@ cudaError_t launch_reshape_and_cache(const CacheArgs &args, cudaStream_t stream)
 }
 
 }  // namespace voltserve
+
+extern "C" int voltserve_reshape_and_cache(const voltserve::CacheArgs &args, cudaStream_t stream) {
+  return voltserve::launch_reshape_and_cache(args, stream);
+}

@@ -84,8 +84,7 @@ __device__ inline void decode_word(uint32_t word, half2 (&pairs)[4]) {
   pairs[3] = as_half2((word << 2 & kSign) | (word << 9 & kMagnitude));
 }
 
-// Four scale bytes b0 .. b3 (place_scale) as {b0, b2} and {b1, b3}, each times 2^6, exactly. NaN (0x7F) cannot occur: repacking
-// refuses it.
+// Four scale bytes b0 .. b3 (place_scale) as {b0, b2} and {b1, b3}, each times 2^6, exactly. NaN cannot occur: repacking refuses it.
 __device__ inline void decode_scales(uint32_t bytes, half2 &even, half2 &odd) {
   even = as_half2((bytes & 0x00FF00FFu) << 7);
   odd = as_half2((bytes >> 1) & 0x7F807F80u);

@@ -1,35 +1,13 @@
-// The CUDA launchers as plain C, for tools and tests that load the shared library without torch's headers (tools/native.py
-// mirrors the structs). Launchers return a cudaError_t, 0 for success.
+// The launchers as plain C, for tools that load the shared library without torch. tools/c_structs.py reads the structs from
+// args.h and plan.h. Launchers return a cudaError_t, 0 for success.
 #include <cstdio>
 #include <exception>
 
-#include "cuda/common/c_structs.h"
 #include "cuda/linear/launch.h"
 #include "cuda/common/layout.cuh"
 #include "cuda/linear/plan.h"
 
 extern "C" {
-
-// The structs of this interface (common/c_structs.h).
-const char *voltserve_linear_structs() {
-  using namespace voltserve;
-  static const std::string text =
-      describe("Problem", sizeof(Problem),
-               {AT(Problem, m), AT(Problem, n), AT(Problem, k), AT(Problem, group), AT(Problem, arch), AT(Problem, processors),
-                AT(Problem, experts)}) +
-      describe(
-          "Plan", sizeof(Plan),
-          {AT(Plan, path), AT(Plan, variant), AT(Plan, blocks), AT(Plan, tiles), AT(Plan, workspace_words), AT(Plan, reason)}) +
-      describe("Shape", sizeof(Shape),
-               {AT(Shape, name), AT(Shape, tokens), AT(Shape, rows), AT(Shape, threads), AT(Shape, stage_tiles),
-                AT(Shape, blocks_per_processor)}) +
-      describe("LinearArgs", sizeof(LinearArgs),
-               {AT(LinearArgs, x), AT(LinearArgs, codes), AT(LinearArgs, scales), AT(LinearArgs, row_factor), AT(LinearArgs, bias),
-                AT(LinearArgs, y), AT(LinearArgs, workspace), AT(LinearArgs, m), AT(LinearArgs, n), AT(LinearArgs, k),
-                AT(LinearArgs, x_stride), AT(LinearArgs, slots), AT(LinearArgs, experts), AT(LinearArgs, padded_slots),
-                AT(LinearArgs, top_k)});
-  return text.c_str();
-}
 
 // Fills `plan`; on a bad problem writes why to `error` and returns 1.
 int voltserve_plan(const voltserve::Problem *problem, voltserve::Plan *plan, char *error, size_t error_size) {

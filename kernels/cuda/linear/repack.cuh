@@ -5,6 +5,7 @@
 // *first_nan becomes 1 + the index of one NaN in `scales`.
 #pragma once
 
+#include "contracts/nvfp4.h"
 #include "cuda/common/layout.cuh"
 
 namespace voltserve {
@@ -28,7 +29,7 @@ __global__ void repack_kernel(const uint8_t *codes, const uint8_t *scales, uint4
     const bool inside = row_inside && c < k;
     const size_t from = row * (k / GROUP) + c / GROUP;
     const uint8_t scale = inside ? scales[from] : 0;
-    if ((scale & 0x7F) == 0x7F) *first_nan = static_cast<int>(from + 1);
+    if ((scale & kE4m3Nan) == kE4m3Nan) *first_nan = static_cast<int>(from + 1);
     negative |= (scale >> 7) << i;
     packed_scales[(tile * kTileRows + lane) * scale_bytes(GROUP) + half_tile * (32 / GROUP) + i] = place_scale(scale);
   }

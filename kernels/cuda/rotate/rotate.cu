@@ -27,3 +27,7 @@ cudaError_t launch_rotate(const RotateArgs &args, cudaStream_t stream) {
 }
 
 }  // namespace voltserve
+
+extern "C" int voltserve_rotate(const voltserve::RotateArgs &args, cudaStream_t stream) {
+  return voltserve::launch_rotate(args, stream);
+}

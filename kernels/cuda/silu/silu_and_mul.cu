@@ -10,3 +10,7 @@ cudaError_t launch_silu_and_mul(const SiluArgs &args, cudaStream_t stream) {
 }
 
 }  // namespace voltserve
+
+extern "C" int voltserve_silu_and_mul(const voltserve::SiluArgs &args, cudaStream_t stream) {
+  return voltserve::launch_silu_and_mul(args, stream);
+}

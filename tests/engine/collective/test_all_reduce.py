@@ -64,7 +64,7 @@ def test_room_in_shared_memory_is_taken_at_once(tmp_path: Path, monkeypatch: pyt
 
 @pytest.fixture
 def rank() -> AllReduce:
-    """Rank 0 of 2, set up with nobody."""
+    """Rank 0 of 2, set up without the other rank."""
     made = AllReduce.__new__(AllReduce)
     vars(made).update(
         rank=0,

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.nn import Linear, ModuleList
+from torch.nn import Linear, Module, ModuleList
 from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 from vllm.v1.attention.backend import AttentionType, CommonAttentionMetadata
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
@@ -28,6 +28,7 @@ def process_as_before(as_rank: AsRank, monkeypatch: pytest.MonkeyPatch) -> Itera
 
 
 PAGE = 16
+LAYER = Module()  # that attention belongs to
 
 
 def batch(new: list[int], lengths: list[int], causal: bool = True) -> tuple[CommonAttentionMetadata, int]:
@@ -118,12 +119,12 @@ def test_attention_over_pages_is_attention(
     # What came before, written token by token as earlier steps did.
     earlier = batch(lengths, lengths)[0]
     keys, values = (torch.cat([one[part] for one in whole]) for part in (0, 1))
-    attention.do_kv_cache_update(None, keys, values, cache, earlier.slot_mapping)
+    attention.do_kv_cache_update(LAYER, keys, values, cache, earlier.slot_mapping)
     query = torch.randn(sum(new), 4, dim, generator=random).to(dtype)
     out = torch.full((sum(new), 4 * dim), torch.nan, dtype=dtype)
     metadata: Metadata = Builder.build(Builder.__new__(Builder), 0, step)
     latest = torch.cat([one[:, -tokens:] for one, tokens in zip(whole, new, strict=True)], dim=1)
-    attention.forward(None, query, latest[0], latest[1], cache, metadata, out)
+    attention.forward(LAYER, query, latest[0], latest[1], cache, metadata, out)
     first = 0
     for one, tokens in zip(whole, new, strict=True):
         expected = reference(
@@ -149,8 +150,8 @@ def test_an_encoder_sees_both_directions_and_keeps_no_cache() -> None:
     step, _ = batch([4, 5], [4, 5], causal=False)
     out = torch.empty(9, 128)
     cache = torch.empty(0)
-    attention.do_kv_cache_update(None, k, v, cache, step.slot_mapping)
-    attention.forward(None, q, k, v, cache, Builder.build(Builder.__new__(Builder), 0, step), out)
+    attention.do_kv_cache_update(LAYER, k, v, cache, step.slot_mapping)
+    attention.forward(LAYER, q, k, v, cache, Builder.build(Builder.__new__(Builder), 0, step), out)
     for rows in (slice(0, 4), slice(4, 9)):
         expected = reference(q[rows], k[rows], v[rows], causal=False)
         torch.testing.assert_close(out[rows].view(-1, 4, 32).double(), expected, atol=1e-5, rtol=1e-5)
@@ -161,7 +162,7 @@ def test_a_slot_of_padding_is_written_nowhere() -> None:
     for dtype in (torch.float32, torch.float16):
         cache = torch.zeros(Backend.get_kv_cache_shape(2, PAGE, 2, 32), dtype=dtype)
         ones = torch.ones(3, 2, 32, dtype=dtype)
-        Attention(4, 32, 1.0, 2, **options).do_kv_cache_update(None, ones, ones, cache, torch.tensor([-1, 17, -1]))
+        Attention(4, 32, 1.0, 2, **options).do_kv_cache_update(LAYER, ones, ones, cache, torch.tensor([-1, 17, -1]))
         assert cache.sum() == 2 * 2 * 32
         assert cache[1, 1, :, 1].eq(1).all()
 

@@ -65,7 +65,7 @@ def write_model(directory: Path, config: PretrainedConfig) -> Any:
         if parameter.dim() == 1:
             parameter.data = torch.rand_like(parameter) + 0.5
         if name.startswith("lm_head"):
-            torch.nn.init.normal_(parameter, std=0.3)  # far apart, so that last bits cannot turn a choice
+            torch.nn.init.normal_(parameter, std=0.3)  # logits far apart, so that last bits cannot change a choice
         stored[name] = parameter.data
     config.architectures = [type(twin).__name__]
     config.save_pretrained(directory)

@@ -16,7 +16,7 @@ from engine.cpu.decoder import Decoder, Unfit
 
 def takes(monkeypatch: pytest.MonkeyPatch, tokens: int, *, per_layer: bool = True, **of_metadata: Any) -> bool:
     metadata = {"causal": True, "num_actual_tokens": tokens, "max_query_len": 1, "max_seq_len": 100}
-    step = SimpleNamespace(**metadata | of_metadata)
+    step: Any = SimpleNamespace(**metadata | of_metadata)
     context = SimpleNamespace(attn_metadata={"first": step} if per_layer else None)
     monkeypatch.setattr(cpu_decoder, "get_forward_context", lambda: context)
     decoder = Decoder.__new__(Decoder)

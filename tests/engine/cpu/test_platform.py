@@ -51,7 +51,8 @@ def test_a_checkpoint_s_fp8_cache_is_kept_in_the_activations_dtype(
 
     monkeypatch.setattr(CpuPlatform, "check_and_update_config", classmethod(vllm_s))
     cache, parallel = SimpleNamespace(cache_dtype=asked), SimpleNamespace(distributed_executor_backend="uni")
-    RecordingCpuPlatform.check_and_update_config(SimpleNamespace(cache_config=cache, parallel_config=parallel))
+    given = SimpleNamespace(cache_config=cache, parallel_config=parallel, model_config=None)
+    RecordingCpuPlatform.check_and_update_config(given)
     assert seen == [becomes]
     assert told == ({} if asked == becomes else {"KV cache dtype": "the activations'"})
 
@@ -66,7 +67,8 @@ def test_one_process_computes_where_its_environment_says_with_how_many_threads(
     monkeypatch.setattr(CpuPlatform, "check_and_update_config", classmethod(vllm_s))
     monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", bound)
     cache, parallel = SimpleNamespace(cache_dtype="auto"), SimpleNamespace(distributed_executor_backend="uni")
-    RecordingCpuPlatform.check_and_update_config(SimpleNamespace(cache_config=cache, parallel_config=parallel))
+    given = SimpleNamespace(cache_config=cache, parallel_config=parallel, model_config=None)
+    RecordingCpuPlatform.check_and_update_config(given)
     assert parallel.distributed_executor_backend == kept
 
 

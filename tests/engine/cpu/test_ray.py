@@ -18,7 +18,7 @@ def test_ray_stays_where_it_was_asked_for(asked: str, kept: str, monkeypatch: py
         classmethod(lambda cls, config: setattr(config.parallel_config, "distributed_executor_backend", "mp")),
     )
     environment: dict[str, str] = {}
-    monkeypatch.setattr(cpu_ray.os, "environ", environment)
+    monkeypatch.setattr("engine.cpu.ray.os.environ", environment)
     parallel = SimpleNamespace(distributed_executor_backend=asked, worker_cls="vllm.v1.worker.cpu_worker.CPUWorker")
     cache = SimpleNamespace(cache_dtype="auto")
     RecordingCpuPlatform.check_and_update_config(SimpleNamespace(parallel_config=parallel, cache_config=cache))
@@ -41,7 +41,7 @@ def test_memory_is_shared_by_workers_of_one_machine_only(
         into[:] = addresses
 
     monkeypatch.setattr("torch.distributed.all_gather_object", gather)
-    monkeypatch.setattr(cpu_ray.CpuCommunicator, "_all_group_ranks_share_shm_group_name", lambda self: True)
+    monkeypatch.setattr("engine.cpu.ray.CpuCommunicator._all_group_ranks_share_shm_group_name", lambda self: True)
     group = object.__new__(cpu_ray.MachineCommunicator)
     group.world_size, group.device_group = 2, None
     assert group._all_group_ranks_share_shm_group_name() is shared

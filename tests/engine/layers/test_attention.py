@@ -17,7 +17,8 @@ from vllm.v1.attention.backends.registry import AttentionBackendEnum
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 
 from engine.layers import attention
-from engine.layers.attention import DECODE_TOKENS, Backend, Builder, Impl, Metadata
+from engine.layers.attention import Backend, Builder, Impl, Metadata
+from engine.limits import DECODE_TOKENS
 from kernels.tools import attention_reference
 
 HEADS, KV_HEADS, HEAD_SIZE, BLOCK_SIZE = 4, 2, 64, 8
@@ -196,7 +197,7 @@ def test_both_ops_trace_without_computing() -> None:
         table, starts, lens = torch.zeros(1, 1).int(), torch.zeros(2).int(), torch.zeros(1).int()
         metadata = Metadata(3, 3, 3, starts, lens, table, torch.zeros(3).long())
         layer.do_kv_cache_update(None, *qkv[1:], cache, metadata.slot_mapping)  # type: ignore[call-arg]
-        assert layer.forward(None, *qkv, cache, metadata, torch.empty_like(qkv[0])).shape == qkv[0].shape  # type: ignore[call-arg]
+        assert layer.forward(None, *qkv, cache, metadata, torch.empty_like(qkv[0])).shape == qkv[0].shape  # type: ignore[arg-type, call-arg]
 
 
 def test_keys_and_values_lie_as_the_ops_want_them() -> None:

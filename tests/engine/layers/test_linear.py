@@ -12,6 +12,7 @@ from quant.errors import QuantError
 from quant.formats.compressed_tensors import GLOBAL, PACKED, SCALE
 from tests.engine.conftest import AsRank
 from tests.engine.made_layers import config, finished_weight, load, make
+from tests.quant.reference import E4M3_NANS
 
 RANKS = [(rank, size) for size in (1, 2, 4, 8) for rank in range(size)]
 
@@ -138,7 +139,7 @@ def test_an_all_zero_member_may_carry_any_global(as_rank: AsRank, divisor: float
     assert torch.equal(finished_weight(layer), torch.cat((torch.zeros(16, 32), up.weight.float())))
 
 
-@pytest.mark.parametrize("code", [0x7F, 0xFF])
+@pytest.mark.parametrize("code", E4M3_NANS)
 def test_a_nan_scale_is_an_error_naming_the_layer(as_rank: AsRank, code: int) -> None:
     as_rank(0, 1)
     broken = member(8, 32, 5.0)

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.layers.moe_slots import align, align_in_torch, block_size
+from engine.layers.moe_slots import align, block_size
 from engine.limits import EXPERT_BLOCKS
 
 
@@ -22,7 +22,7 @@ def test_every_slot_is_listed_once_in_a_block_of_its_expert(
     row = st.permutations(range(experts)).map(lambda order: list(order[:top_k]))
     chosen = data.draw(st.lists(row, min_size=tokens, max_size=tokens))
     ids = torch.tensor(chosen, dtype=torch.int32).reshape(tokens, top_k)
-    slots, of_block, padded = align_in_torch(ids, experts, block)
+    slots, of_block, padded = align(ids, experts, block)
     assert slots.numel() == of_block.numel() * block
     used = slots[: int(padded)].tolist()
     assert sorted(slot for slot in used if slot < ids.numel()) == list(range(ids.numel()))
@@ -36,13 +36,8 @@ def test_every_slot_is_listed_once_in_a_block_of_its_expert(
 
 def test_shapes_do_not_depend_on_the_experts_chosen() -> None:
     one, many = torch.zeros(6, 2, dtype=torch.int32), torch.arange(12, dtype=torch.int32).reshape(6, 2)
-    shapes = [[part.shape for part in align_in_torch(ids, 12, 8)] for ids in (one, many)]
+    shapes = [[part.shape for part in align(ids, 12, 8)] for ids in (one, many)]
     assert shapes[0] == shapes[1]
-
-
-def test_on_a_cpu_the_slots_are_sorted_in_torch() -> None:
-    ids = torch.tensor([[1, 0], [1, 2]])
-    assert all(map(torch.equal, align(ids, 3, 8), align_in_torch(ids, 3, 8)))
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ VOCABULARY = 70
 
 
 class Grammar:
-    """Allows all; raises `fault` at what it is told to, or refuses what it is given."""
+    """Allows everything; raises `fault` or refuses where it is asked to."""
 
     def __init__(self, at: str = "", fault: BaseException | None = None, *, accepts: bool = True) -> None:
         self._at, self._fault, self._accepts = at, fault, accepts

@@ -55,7 +55,7 @@ class Recorded:
         return self.call(OPS.voltserve.nvfp4_linear, x, *self.next, 16)
 
     def added(self, x: fx.Node) -> None:
-        """The addition and norm, then a product of the one and a reader of the other."""
+        """The addition and norm, then a GEMM of the norm and a reader of the sum."""
         self.call(vllm_add, x, self.residual, self.weight, 1e-6)
         self.graph.output((self.product(x), self.residual))
 
@@ -147,7 +147,7 @@ def test_a_sum_that_others_read_before_the_norm_stays() -> None:
 
 
 def test_a_view_of_what_others_read_stays() -> None:
-    """They would see the norm in its place."""
+    """They would read the norm instead."""
     step = Recorded()
     view = step.graph.call_method("view", (step.x, -1, HIDDEN))
     view.meta["example_value"] = step.like
@@ -197,7 +197,7 @@ def test_ours_sums_in_the_same_kernel_and_nccl_before_it(monkeypatch: pytest.Mon
 
     made: Any = communicator.VoltaCommunicator.__new__(communicator.VoltaCommunicator)
     made._ours = Ours()
-    monkeypatch.setattr(communicator.CudaCommunicator, "all_reduce", Nccl.all_reduce)
+    monkeypatch.setattr("engine.collective.communicator.CudaCommunicator.all_reduce", Nccl.all_reduce)
     monkeypatch.setattr(communicator, "add_rms_norm", norm)
     monkeypatch.setitem(parallel_state._groups, "tp:7", lambda: SimpleNamespace(device_communicator=made))
     x, residual, weight = torch.ones(1, HIDDEN), torch.zeros(1, HIDDEN), torch.ones(HIDDEN)

@@ -40,7 +40,7 @@ rotary_embedding._qualified_op_name = fused_rotation.ROTATION.replace(".", "::")
 
 
 class Layer:
-    """One layer's operations from the product to the next, as `recording.direct` leaves them."""
+    """One layer's operations from one GEMM to the next, as `recording.direct` leaves them."""
 
     def __init__(self, *, norms: bool, rotated: int = HEAD_DIM, positions: tuple[int, ...] = (TOKENS,)) -> None:
         self.graph = graph = fx.Graph()
@@ -84,7 +84,7 @@ class Layer:
 
 @pytest.fixture(autouse=True)
 def layers(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """vLLM's layers by name; one, whose attention is ours."""
+    """vLLM's layers by name: one layer with our attention."""
     ours = attention.Impl(HEADS, HEAD_DIM, 1.0, KV_HEADS)
     known: dict[str, Any] = {LAYER: SimpleNamespace(impl=ours)}
     context = SimpleNamespace(no_compile_layers=known)

@@ -22,7 +22,7 @@ vllm_gate._qualified_op_name = "_C::silu_and_mul"  # type: ignore[attr-defined]
 
 
 def gate(x: Any, made: Any = torch.empty) -> fx.Graph:
-    """vLLM's recorded operations, `x` as an example, and the product that reads their result."""
+    """vLLM's recorded operations, `x` as an example, and the GEMM that reads their result."""
     graph = fx.Graph()
     node = graph.placeholder("x")
     if x is not None:

@@ -52,7 +52,7 @@ def write_shards(directory: Path) -> int:
 def test_bytes_are_told_by_shard_up_to_the_whole(tmp_path: Path, told: list[dict[str, Any]], load: Any) -> None:
     size = write_shards(tmp_path)
     load(tmp_path, Reader())
-    told = [message for message in told if message["event"] == "progress"]  # registering tells decisions
+    told = [message for message in told if message["event"] == "progress"]  # registering reports decisions
     assert [(message["done"], message["file"]) for message in told] == [
         (400, "model-1.safetensors"),
         (600, "model-1.safetensors"),

@@ -7,7 +7,7 @@ import pytest
 from quant.calibration_text import Text
 from quant.errors import QuantError
 from quant.evaluate.report import as_html, as_text, bar_chart
-from quant.evaluate.run import EvalSettings, evaluate_directory
+from quant.evaluate.run import EvalReport, EvalSettings, evaluate_directory
 from tests.quant.tiny_model import TEXT
 
 JUGS = Text("pack my box with five dozen liquor jugs. " * 10, "jugs & <jars>")
@@ -36,6 +36,13 @@ class Balanced(HTMLParser):
 
     def handle_data(self, data):
         self.text.append(data)
+
+
+def kl(report: EvalReport) -> float:
+    """The model's KL divergence from its source."""
+    assert report.model.text is not None
+    assert report.model.text.kl is not None
+    return report.model.text.kl
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +110,7 @@ def test_w4a4_is_noted_and_worse(report, quantized, source):
         quantized, source, EvalSettings(SETTINGS.text, ("text",), tokens=200, window=64, w4a4=True)
     )
 
-    assert rounded.model.text.kl > report.model.text.kl
+    assert kl(rounded) > kl(report)
     assert any("Activations were rounded" in note for note in rounded.notes)
 
 

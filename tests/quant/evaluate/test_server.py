@@ -2,6 +2,7 @@ import json
 import math
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 import pytest
 
@@ -15,8 +16,20 @@ from quant.evaluate.server import WINDOW_CHARACTERS, ServerModel
 TEXT = Text("abcd" * 1500, "letters")
 
 
+class Server(ThreadingHTTPServer):
+    """What it answers with, and what was asked."""
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.bodies: list[dict[str, Any]] = []
+        self.keys: list[str | None] = []
+        self.status = 200
+
+
 class Handler(BaseHTTPRequestHandler):
     """Answers as vLLM does; tokens are pairs of characters, and the k-th of a prompt has log-probability -k."""
+
+    server: Server
 
     def do_GET(self):
         self._answer(200, {"data": [{"id": "tiny"}]})
@@ -28,7 +41,7 @@ class Handler(BaseHTTPRequestHandler):
             self._answer(self.server.status, {"error": {"message": "no such luck"}})
             return
         prompt = body["prompt"]
-        choice = {"text": " and so on", "logprobs": None}
+        choice: dict[str, Any] = {"text": " and so on", "logprobs": None}
         if body.get("echo"):
             starts = list(range(0, len(prompt), 2))
             choice["logprobs"] = {
@@ -52,8 +65,7 @@ class Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server():
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        server.bodies, server.keys, server.status = [], [], 200
+    with Server() as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         yield server
@@ -104,6 +116,8 @@ def test_a_report_of_a_server_says_what_it_could_not_measure(server):
     report = evaluate_server(model(server), EvalSettings(TEXT, ("questions", "long"), long_tokens=20))
 
     assert report.model.name.startswith("tiny at http://127.0.0.1")
+    assert report.model.questions is not None
+    assert report.model.long_output is not None
     assert report.model.questions.questions == len(load_questions())
     assert report.model.long_output.outputs[0].text == " and so on"
     assert report.model.text is None
@@ -115,6 +129,7 @@ def test_a_report_of_a_server_counts_the_tokens_it_measured(server):
     report = evaluate_server(model(server), EvalSettings(TEXT, ("text",), tokens=1200, window=512))
 
     measured = 2 * (WINDOW_CHARACTERS // 2 - 1)
+    assert report.model.text is not None
     assert report.model.text.tokens == measured > 1200
     assert (report.settings["tokens"], report.settings["tokens_asked"]) == (measured, 1200)
     assert "window" not in report.settings

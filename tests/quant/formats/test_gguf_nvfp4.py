@@ -4,7 +4,7 @@ import torch
 
 from quant.errors import QuantError
 from quant.formats.gguf_nvfp4 import read_matrix
-from tests.quant.reference import E2M1, e4m3_value
+from tests.quant.reference import E2M1, E4M3_NAN, e4m3_value
 
 VALUES = np.concatenate([E2M1, -E2M1])
 
@@ -35,7 +35,7 @@ def test_a_block_written_by_hand_is_read_exactly():
 def test_rows_of_several_blocks_follow_each_other():
     random = np.random.default_rng(0)
     codes = random.integers(0, 16, (3, 128))
-    scales = random.integers(0, 0x7F, (3, 8))
+    scales = random.integers(0, E4M3_NAN, (3, 8))
     rows = [
         b"".join(
             block(scales[r, 4 * b : 4 * b + 4].tolist(), codes[r, 64 * b : 64 * b + 64].tolist()) for b in range(2)
@@ -50,7 +50,7 @@ def test_rows_of_several_blocks_follow_each_other():
 
 
 def test_the_scale_that_is_nan_elsewhere_is_0_here():
-    assert not read_matrix(as_tensor([block([0x7F] * 4, [7] * 64)]), 64, 1.0, "w").dequantize().any()
+    assert not read_matrix(as_tensor([block([E4M3_NAN] * 4, [7] * 64)]), 64, 1.0, "w").dequantize().any()
 
 
 @pytest.mark.parametrize(

@@ -1,3 +1,5 @@
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -9,8 +11,9 @@ from quant.formats.gguf_nvfp4 import read_matrix
 from quant.formats.linear import exact_reciprocal, is_all_zero, read_linear, write_linear
 from quant.tensor import NVFP4Tensor
 from tests.quant.formats.test_gguf_nvfp4 import as_tensor, block
+from tests.quant.reference import E4M3_NAN
 
-FLOAT32 = {"width": 32, "allow_nan": False, "allow_infinity": False}
+FLOAT32: dict[str, Any] = {"width": 32, "allow_nan": False, "allow_infinity": False}
 
 
 @st.composite
@@ -20,7 +23,7 @@ def stored_linears(draw):
     group_size = draw(st.sampled_from([16, 32]))
     random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     codes = torch.from_numpy(random.integers(0, 256, (rows, blocks * group_size // 2), dtype=np.uint8))
-    scales = torch.from_numpy(random.integers(0, 0x7F, (rows, blocks), dtype=np.uint8))
+    scales = torch.from_numpy(random.integers(0, E4M3_NAN, (rows, blocks), dtype=np.uint8))
     scale = draw(st.floats(2.0**-100, 2.0**100, **FLOAT32))
     return codes, scales.view(torch.float8_e4m3fn), torch.tensor([scale]), group_size
 
@@ -67,7 +70,7 @@ def test_a_reciprocal_is_exact_or_none(number):
 def test_codes_and_scales_survive_gguf_s_order_of_nibbles(rows, blocks, seed):
     random = np.random.default_rng(seed)
     codes = random.integers(0, 16, (rows, 64 * blocks))
-    scales = random.integers(0, 0x7F, (rows, 4 * blocks))
+    scales = random.integers(0, E4M3_NAN, (rows, 4 * blocks))
     raw = [
         b"".join(
             block(scales[r, 4 * b : 4 * b + 4].tolist(), codes[r, 64 * b : 64 * b + 64].tolist()) for b in range(blocks)

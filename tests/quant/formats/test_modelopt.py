@@ -1,5 +1,6 @@
 import re
 import struct
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from quant.formats.linear import read_linear, write_linear
 from tests.quant.checkpoints import write_safetensors
 
 # As hf_quant_config.json of published models says it.
-NESTED = {
+NESTED: dict[str, Any] = {
     "producer": {"name": "modelopt", "version": "0.33.0"},
     "quantization": {
         "quant_algo": "NVFP4",
@@ -115,7 +116,7 @@ def test_the_flat_config_says_the_same():
 def test_wildcards_match_at_module_boundaries(module, ignored):
     scheme = modelopt.read_config(NESTED, "x")
 
-    assert any(re.match(pattern.removeprefix("re:"), module) for pattern in scheme.ignore) == ignored
+    assert any(re.match(pattern.removeprefix("re:"), module) for pattern in scheme.ignore or ()) == ignored
 
 
 def test_without_exclude_modules_the_tensors_decide():
@@ -145,7 +146,7 @@ def test_weight_only_and_awq_algorithms_are_read():
 
 
 def test_mixed_precision_is_refused_with_the_layers_that_are_not_supported():
-    layers = {f"model.layers.{n}.mlp.up_proj": {"quant_algo": "FP8"} for n in range(10)}
+    layers: dict[str, dict[str, Any]] = {f"model.layers.{n}.mlp.up_proj": {"quant_algo": "FP8"} for n in range(10)}
     layers["model.layers.0.mlp.down_proj"] = {"quant_algo": "NVFP4", "group_size": 16}
 
     with pytest.raises(QuantError) as caught:

@@ -2,6 +2,7 @@
 
 import json
 import struct
+from pathlib import Path
 
 import pytest
 import torch
@@ -46,9 +47,15 @@ def toy(monkeypatch):
     monkeypatch.setattr(registry, "FORMATS", (*registry.FORMATS, TOY))
 
 
+def scheme_of(directory: Path) -> Scheme:
+    scheme = detect(directory)
+    assert scheme is not None
+    return scheme
+
+
 def toy_linear(name, rows, columns):
     codes, scales, _ = compressed_tensors_linear(name, rows, columns).values()
-    multiplier = ("F32", [], struct.pack("<f", 1 / 64))
+    multiplier: tuple[str, list[int], bytes] = ("F32", [], struct.pack("<f", 1 / 64))
     return {f"{name}.toy_codes": codes, f"{name}.toy_scales": scales, f"{name}.toy_multiplier": multiplier}
 
 
@@ -77,7 +84,7 @@ def test_its_own_file_describes_a_model_too(tmp_path, toy):
     model = write_model(tmp_path / "model", toy_linear, None)
     write_json(model / "toy.json", {"block": 16})
 
-    assert detect(model).format == "toy"
+    assert scheme_of(model).format == "toy"
     assert declared(model, {}) == {"block": 16}
 
 
@@ -98,8 +105,8 @@ def test_its_weights_are_read(tmp_path, toy):
     theirs = toy_model(tmp_path / "theirs")
     ours = write_model(tmp_path / "ours")
 
-    values = dequantized(open_checkpoint(theirs), detect(theirs))[0]
-    expected = dequantized(open_checkpoint(ours), detect(ours))[0]
+    values = dequantized(open_checkpoint(theirs), scheme_of(theirs))[0]
+    expected = dequantized(open_checkpoint(ours), scheme_of(ours))[0]
 
     assert values.keys() == expected.keys()
     assert all(torch.equal(values[name], expected[name]) for name in expected)
@@ -112,7 +119,8 @@ def test_models_are_converted_to_it_and_from_it(tmp_path, toy):
     convert_checkpoint(tmp_path / "toy", tmp_path / "back", "compressed-tensors")
 
     assert read_json(tmp_path / "toy" / "toy.json")["block"] == 16
-    assert verify(tmp_path / "toy").scheme.format == "toy"
+    assert scheme_of(tmp_path / "toy").format == "toy"
+    assert verify(tmp_path / "toy").ok
     assert not (tmp_path / "back" / "toy.json").exists()
     assert verify(tmp_path / "back").ok
     with pytest.raises(QuantError, match="expected one of compressed-tensors, modelopt, quasarnvfp4, toy, got 'x'"):
@@ -134,7 +142,9 @@ def test_the_engine_claims_it(toy):
     for asked in (None, "toy", "toy_v2", NAME):
         assert QuasarNvfp4Config.override_quantization_method(config, asked) == NAME
     assert QuasarNvfp4Config.override_quantization_method({"quant_method": "toy"}, None) is None
-    assert QuasarNvfp4Config.from_config(json.loads(json.dumps(config))).config.layout == LAYOUT
+    scheme = QuasarNvfp4Config.from_config(json.loads(json.dumps(config))).config
+    assert scheme is not None
+    assert scheme.layout == LAYOUT
 
 
 def test_its_scalars_are_no_overflow(toy):

@@ -6,6 +6,7 @@ import shutil
 import struct
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -98,8 +99,20 @@ def drop(*parts: str) -> Change:
     return apply
 
 
+def removed(name: str) -> Change:
+    return lambda model: (model / name).unlink()
+
+
+def in_turn(*changes: Change) -> Change:
+    def apply(model: Path) -> None:
+        for change in changes:
+            change(model)
+
+    return apply
+
+
 def instead_of_down_proj(*tensors: tuple[str, str, list[int], bytes]) -> Change:
-    """Puts other tensors in down_proj's place, and into the index."""
+    """Replaces down_proj's tensors by others, in the shard and in the index."""
 
     def apply(model: Path) -> None:
         kept = {name: value for name, value in read_shard(model / SECOND).items() if not name.startswith(DOWN)}
@@ -180,7 +193,7 @@ BROKEN: dict[str, tuple[Change, str, str, str, str, str, str]] = {
         *("error", "index", INDEX, "", "an index of the shards", "2 shards and no index"),
     ),
     "there is no shard": (
-        lambda model: [(model / name).unlink() for name in (FIRST, SECOND, INDEX)],
+        in_turn(*(removed(name) for name in (FIRST, SECOND, INDEX))),
         *("error", "shards", "", "", "*.safetensors files", "none"),
     ),
     "the index is no JSON": (
@@ -360,21 +373,19 @@ BROKEN: dict[str, tuple[Change, str, str, str, str, str, str]] = {
         *("error", "config", SECOND, DOWN, "compressed-tensors tensors (weight_global_scale)", "weight_scale_2"),
     ),
     "a fused layer is only partly quantized": (
-        lambda model: [
+        in_turn(
             drop(
                 "1.self_attn.k_proj.weight_packed",
                 "1.self_attn.k_proj.weight_scale",
                 "1.self_attn.k_proj.weight_global_scale",
-            )(model),
-            write_safetensors(
+            ),
+            lambda model: write_safetensors(
                 model / SECOND,
                 read_shard(model / SECOND)
                 | {"model.layers.1.self_attn.k_proj.weight": ("BF16", [32, 64], b"\x80\x3f" * 2048)},
             ),
-            data(INDEX, lambda index: index["weight_map"].update({"model.layers.1.self_attn.k_proj.weight": SECOND}))(
-                model
-            ),
-        ],
+            data(INDEX, lambda index: index["weight_map"].update({"model.layers.1.self_attn.k_proj.weight": SECOND})),
+        ),
         *(
             "error",
             "fused",
@@ -465,7 +476,7 @@ def test_a_whole_model_has_nothing_wrong(tmp_path, make_linear, quantization, de
 
     assert report.ok
     assert [finding for finding in report.findings if finding.check != "activations"] == []
-    assert (len(report.modules.nvfp4), report.scheme.group_size) == (14, 16)
+    assert (len(report.modules.nvfp4), report.scheme and report.scheme.group_size) == (14, 16)
 
 
 def test_a_16_bit_model_has_nothing_wrong(tmp_path):
@@ -508,7 +519,7 @@ def test_an_all_zero_weight_may_carry_any_global(tmp_path):
 
 def test_a_wrong_config_does_not_bury_the_rest_under_its_findings(tmp_path):
     linears = {f"model.layers.{n}.mlp.down_proj": (16, 64) for n in range(100)}
-    tensors = {}
+    tensors: dict[str, Any] = {}
     for name, (rows, columns) in linears.items():
         tensors |= compressed_tensors_linear(name, rows, columns)
     write_safetensors(tmp_path / "model.safetensors", tensors)

@@ -1,9 +1,11 @@
 import hashlib
 import subprocess
+from typing import Any
 
 import pytest
 
 from quant.errors import QuantError
+from quant.progress import Progress
 from quant.verify import verify
 from tests.quant.checkpoints import write_model
 
@@ -13,7 +15,8 @@ def test_a_manifest_is_written_as_sha256sum_reads_it_and_then_checked(tmp_path):
 
     assert verify(model, manifest="write").ok
 
-    listed = dict(reversed(line.split("  ")) for line in (model / "SHA256SUMS").read_text().splitlines())
+    lines = (model / "SHA256SUMS").read_text().splitlines()
+    listed = {name: digest for digest, name in (line.split("  ") for line in lines)}
     files = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in model.iterdir()}
     del files["SHA256SUMS"]
     assert listed == files
@@ -52,7 +55,7 @@ def test_no_manifest_is_written_for_a_broken_model(tmp_path):
 
 def test_progress_counts_every_byte_of_the_shards(tmp_path):
     model = write_model(tmp_path / "model")
-    seen = []
+    seen: list[Progress] = []
 
     verify(model, on_progress=seen.append)
 
@@ -64,7 +67,7 @@ def test_the_report_is_plain_data(tmp_path):
     model = write_model(tmp_path / "model")
     (model / "tokenizer.json").unlink()
 
-    data = verify(model).as_dict()
+    data: dict[str, Any] = verify(model).as_dict()
 
     assert (data["ok"], data["format"], data["linears"]) == (False, "compressed-tensors", 14)
     assert data["tensor_parallel"]["2"] == []

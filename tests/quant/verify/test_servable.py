@@ -96,7 +96,7 @@ SHAPES: dict[str, tuple[dict[str, Any], str | None, str | None]] = {
     ),
     "poolside/Laguna-XS-2.1": (
         {"architecture": "LagunaForCausalLM", "quantization": COMPRESSED_TENSORS},
-        "an architecture that vLLM 0.28.0 generates text with, got LagunaForCausalLM",
+        None,
         "",
     ),
     "QUASAR-QAT/Qwen3.8-27B-QUASAR-NVFP4": (
@@ -246,7 +246,7 @@ SHAPES: dict[str, tuple[dict[str, Any], str | None, str | None]] = {
     ),
     "by llm-compressor, from AutoModelForCausalLM": (
         {"architecture": "Qwen3_5ForCausalLM", "quantization": COMPRESSED_TENSORS},
-        "Qwen3_5ForCausalLM; the nearest known is Qwen3_5ForConditionalGeneration",
+        None,
         "",
     ),
     "by llm-compressor, Mixtral": (

@@ -45,7 +45,7 @@ def target(tmp_path: Path) -> Iterator[Target]:
 
 
 def outcome(sent: float, first: float, gap: float, tokens: int, due: float | None = None) -> Outcome:
-    """One request whose `tokens` come `gap` seconds apart, the first at `first`; all times since the level began."""
+    """One request whose `tokens` arrive `gap` seconds apart, the first at `first`; times since the level's start."""
     events = tuple(first + gap * number for number in range(tokens))
     return Outcome(sent if due is None else due, sent, events, events[-1], 8, tokens)
 

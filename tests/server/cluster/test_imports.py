@@ -29,7 +29,7 @@ def test_without_ray_deploy_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, 
     from server.cluster import manage
     from server.cluster.deploy import Wanted, deploy
 
-    monkeypatch.setattr(manage.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr("server.cluster.manage.importlib.util.find_spec", lambda _: None)
     (tmp_path / "cluster.yaml").write_text("schema: 1\nmodels: [{name: m, flags: {model: /m}}]")
     for ask in (lambda: deploy(tmp_path / "cluster.yaml", [], Wanted()), lambda: manage.ask("status")):
         with pytest.raises(UserError, match="make setup-ray"):

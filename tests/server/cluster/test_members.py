@@ -1,4 +1,4 @@
-"""The gateway's pool, as the directory tells it."""
+"""The gateway's pool follows the directory."""
 
 import asyncio
 from collections.abc import Mapping

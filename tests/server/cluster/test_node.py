@@ -132,7 +132,7 @@ async def test_silence_breaks_requests_off_and_word_takes_the_replica_back(tmp_p
         replica, running = await linked(one, silence=3.0)
         asking = asyncio.create_task(complete(replica))
         await asyncio.sleep(0.3)
-        os.kill(one.process.pid, signal.SIGSTOP)  # as a cut cable: nothing comes, and nothing says so
+        os.kill(one.process.pid, signal.SIGSTOP)  # as a cut cable: nothing arrives, and no error either
         with pytest.raises(EngineGoneError, match="no word from it for 3 s"):
             await asyncio.wait_for(asking, LIMIT)
         assert replica.status.state is State.DEGRADED

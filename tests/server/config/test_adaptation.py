@@ -1,6 +1,7 @@
 """Every preset with models that are smaller than its limits: it serves them, and says what it changed and why."""
 
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -33,7 +34,7 @@ SMALL = {
 
 def small_model(folder: Path, changes: dict[str, int]) -> Path:
     folder.mkdir()
-    config = {**LLAMA, "hidden_act": "silu", **changes, "quantization_config": COMPRESSED_TENSORS}
+    config: dict[str, Any] = {**LLAMA, "hidden_act": "silu", **changes, "quantization_config": COMPRESSED_TENSORS}
     heads, kv_heads, size = config["num_attention_heads"], config["num_key_value_heads"], config["head_dim"]
     tensors = embeddings()
     for number in range(int(config["num_hidden_layers"])):

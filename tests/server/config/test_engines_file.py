@@ -107,6 +107,72 @@ def test_a_wrong_file_is_refused_with_the_place(
     assert "engines.yaml" in str(caught.value)
 
 
+SHARED = """
+schema: 1
+models:
+  - name: a
+    flags: {model: /m/a, served-model-name: [a]}
+    replicas: [{gpus: [0, 1]}]
+    on_demand: true
+    idle_timeout: 600
+  - name: b
+    flags: {model: /m/b, served-model-name: [b]}
+    replicas: [{gpus: [1]}]
+    on_demand: true
+  - name: c
+    flags: {model: /m/c, served-model-name: [c]}
+    replicas: [{gpus: [2]}]
+"""
+ON_CPU = BOTH.replace("[a]}", "[a]}\n    on_demand: true").replace(
+    "[b]}", "[b]}\n    on_demand: true\n    pinned: true"
+)
+
+
+def test_models_on_demand_may_share_gpus(tmp_path: Path) -> None:
+    a, b, c = load(tmp_path, SHARED, devices=GPUS)
+    assert a.demand is not None
+    assert b.demand is not None
+    assert c.demand is None
+    assert a.demand.places == {"GPU 0", "GPU 1"}
+    assert (a.demand.idle_timeout, b.demand.idle_timeout, b.demand.min_residence) == (600, 0, None)
+    assert [b.demand.residence(start) for start in (1, 90, 900)] == [30, 90, 300]
+    assert a.demand.collides(b.demand)
+    assert a.decisions[-1].reason == "shares GPU 0 and GPU 1 with b; one of them runs at a time"
+    assert [gpu.uuid for gpu in b.devices.gpus] == ["GPU-1"]
+
+
+def test_without_gpus_models_on_demand_share_the_cpu_and_a_pinned_one_does_not(tmp_path: Path) -> None:
+    a, b = load(tmp_path, ON_CPU)
+    assert a.demand is not None
+    assert b.demand is not None
+    assert a.demand.places == {"the CPU"}
+    assert not a.demand.collides(b.demand)
+
+
+@pytest.mark.parametrize(
+    ("text", "devices", "message"),
+    [
+        (
+            SHARED.replace("gpus: [2]", "gpus: [1]"),
+            GPUS,
+            "GPU 1 is given twice, to b and to c; only models with on_demand",
+        ),
+        (SHARED.replace("idle_timeout: 600", "pinned: true"), GPUS, "GPU 1 is given twice, to a and to b"),
+        (SHARED.replace("[0, 1]", "[0, 0]"), GPUS, "GPU 0 is given twice, to a and to a"),
+        (SHARED.replace("on_demand: true\n    idle", "idle"), GPUS, "idle_timeout is for models with on_demand: true"),
+        (SHARED.replace("idle_timeout: 600", "idle_timeout: -1"), GPUS, "models.0.idle_timeout"),
+        (SHARED.replace("idle_timeout: 600", "idel_timeout: 1"), GPUS, "models.0.idel_timeout"),
+        (SHARED.replace("[{gpus: [0, 1]}]", "[{gpus: [0]}, {gpus: [3]}]"), GPUS, "a model on demand has one replica"),
+        (ON_CPU + "    idle_timeout: 5\n", NONE, "a pinned model stays once it is started"),
+        (ON_CPU.replace("/m/b, served-model-name: [b]", "/m/a, served-model-name: [a]"), NONE, "'a' is on demand at a"),
+    ],
+)
+def test_what_on_demand_cannot_be_is_refused(tmp_path: Path, text: str, devices: Devices, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, text, devices=devices)
+    assert message in str(caught.value)
+
+
 def test_a_file_excludes_a_model_given_besides(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="exclude each other"):
         load(tmp_path, TWO, "--model", "m", devices=GPUS)

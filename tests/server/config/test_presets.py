@@ -268,8 +268,8 @@ def test_gpus_that_no_preset_covers_are_an_error_that_lists_presets(devices: lis
 
 
 def test_automatic_values_are_found_on_the_machine(tmp_path: Path) -> None:
-    assert Automatic(cores=True).resolve(tmp_path) == str(usable_cores())
-    assert Automatic(library="libx.so").resolve(tmp_path) is None
+    assert Automatic(cores=True, library=None).resolve(tmp_path) == str(usable_cores())
+    assert Automatic(cores=None, library="libx.so").resolve(tmp_path) is None
     assert usable_cores() >= 1
 
 

@@ -104,7 +104,7 @@ def test_a_client_s_words_within_an_exception_s_message_make_no_diagnosis(text: 
             "host-memory",
         ),
         ("MemoryError", "", "host-memory"),
-        ("", "Worker proc VllmWorker-1 died unexpectedly, shutting down executor.", "rank-died"),
+        ("", "Worker proc VllmWorker-1 died unexpectedly (exit code: -9), shutting down executor.", "rank-died"),
         ("", "the engine died: EngineCore was killed by SIGKILL", "killed-for-memory"),
         ("", "the engine died: EngineCore was killed by SIGSEGV", "crashed"),
         ("", "the engine died: EngineCore exited with 1", "worker-died"),

@@ -82,7 +82,7 @@ def test_a_card_that_was_lost_is_an_error() -> None:
         ({"nvmlDeviceGetCount": 1}, replace(HOST, container=True), "nvidia", "none"),
         ({"nvmlInit": {"error": pynvml.NVML_ERROR_LIBRARY_NOT_FOUND}}, HOST, "", "warning"),
         ({"nvmlInit": {"error": pynvml.NVML_ERROR_LIBRARY_NOT_FOUND}}, HOST, "nouveau", "warning"),
-        ({"nvmlInit": {"error": pynvml.NVML_ERROR_UNKNOWN}}, HOST, "nvidia", "none"),  # told as the driver's
+        ({"nvmlInit": {"error": pynvml.NVML_ERROR_UNKNOWN}}, HOST, "nvidia", "none"),  # reported as the driver's
     ],
 )
 def test_cards_that_the_driver_does_not_have_are_named(
@@ -109,7 +109,7 @@ def test_cards_that_the_driver_does_not_have_are_named(
 def test_the_link_s_width_is_held_to_the_card_s(
     now: int, with_slot: int, card: int | None, level: str, remedy: str
 ) -> None:
-    changes = {"nvmlDeviceGetCurrPcieLinkWidth": now, "nvmlDeviceGetMaxPcieLinkWidth": with_slot}
+    changes: dict[str, Any] = {"nvmlDeviceGetCurrPcieLinkWidth": now, "nvmlDeviceGetMaxPcieLinkWidth": with_slot}
     finding = of("pcie", found(replace(FIRST, width=card), SECOND, **changes), "GPU 0")
     assert (finding.level, finding.got) == (level, f"x{now}")
     assert remedy in finding.remedy

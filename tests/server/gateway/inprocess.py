@@ -80,12 +80,15 @@ class InProcess:
     def __init__(self, *flags: str, engines: tuple[Engine, ...] = ()) -> None:
         config = config_of(*flags)
         self.engines = engines or (Engine(),)
-        self.pool = Pool([engine.upstream(config) for engine in self.engines])
+        self.serve(config, [engine.upstream(config) for engine in self.engines])
+
+    def serve(self, config: Config, upstreams: list[Upstream]) -> None:
+        self.pool = Pool(upstreams)
         self.gateway = Gateway(config, self.pool)
         self.client = self.connect()
 
     def connect(self, address: str = "192.0.2.1") -> httpx.AsyncClient:
-        """A client that comes from `address`."""
+        """A client at `address`."""
         transport = httpx.ASGITransport(self.gateway.app, raise_app_exceptions=False, client=(address, 1))
         return httpx.AsyncClient(transport=transport, base_url="http://gateway", timeout=60)
 

@@ -166,8 +166,9 @@ async def test_a_resting_connection_that_the_engine_closes_is_not_used_again(tmp
 
 
 class Closing:
-    """An engine that closes each connection some time after a whole response, as vLLM's server does where something is
-    raised after it, without a word in the response. Counts the requests it has read.
+    """An engine that closes each connection some time after a whole response, and counts the requests that it has read.
+
+    vLLM's server does so where something is raised after a response. The response does not announce it.
     """
 
     def __init__(self, status: bytes, delay: float | None) -> None:

@@ -23,7 +23,7 @@ def temperature(handle: str, _: int) -> int:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Each reading of a GPU's memory, by UUID. A driver with two GPUs, of which the order here is not the engine's."""
+    """Each reading of a GPU's memory, by UUID. A driver with two GPUs, in another order than the engine's."""
     made: list[str] = []
 
     def memory(handle: str) -> Any:

@@ -1,4 +1,4 @@
-"""What comes over a socket too large, too slowly, or as no HTTP: refused in OpenAI's form, or the connection closed."""
+"""Input that is too large, too slow, or no HTTP is refused in OpenAI's form, or the connection is closed."""
 
 import asyncio
 import contextlib
@@ -55,7 +55,7 @@ class Client:
         return status, error["code"]
 
     async def closed(self) -> bool:
-        """Whether nothing more comes, and the connection ends."""
+        """Whether nothing more arrives, and the connection ends."""
         with contextlib.suppress(ConnectionError):
             return await asyncio.wait_for(self.reader.read(), LIMIT) == b""
         return True
@@ -87,7 +87,7 @@ async def here(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Listening]:
 
 @pytest.fixture
 async def echo() -> AsyncIterator[Listening]:
-    """A listener whose application says what it got."""
+    """A listener whose application returns what it received."""
     one = Listening()
     one.gateway.app = _say_what_came
     async with listening(one, body_timeout=LIMIT) as ready:

@@ -1,4 +1,4 @@
-"""The OpenAPI document tells what the gateway does: its routes, its limits, its answers."""
+"""The OpenAPI document describes the gateway's routes, limits and answers."""
 
 import time
 from dataclasses import replace

@@ -2,6 +2,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
@@ -63,7 +64,8 @@ async def test_unknown_and_missing_models_are_refused_with_the_names_served() ->
         "model",
     )
     assert error_of(unknown)["message"].endswith("served: a, b, c")
-    for model in (None, 5, ["a"], {}):
+    malformed: tuple[Any, ...] = (None, 5, ["a"], {})
+    for model in malformed:
         assert (await here.ask(model=model)).status_code in {400, 404}
     assert finished(here) == [0, 0, 0]
 
@@ -178,7 +180,7 @@ async def test_an_error_event_is_seen_however_a_stream_is_cut(events: bytes, out
     here = InProcess(engines=(streaming(Engine(), chunks),))
     reply = await here.ask(stream=True)
     assert (reply.status_code, reply.content) == (200, stream)
-    if step == 1000:  # of an event in pieces the code may come too late
+    if step == 1000:  # the code of an event in pieces may arrive too late
         assert counted(here) == [str(outcome)]
     else:
         assert (counted(here) == ["200"]) is (outcome == 200)
@@ -206,7 +208,7 @@ def counted(here: InProcess) -> list[str]:
 
 
 def breaking(engine: Engine, *, chunks: tuple[bytes, ...] = ()) -> Engine:
-    """An engine whose every answer ends after these chunks, as if its machine had lost its power."""
+    """An engine whose every answer ends after these chunks, as if its machine had lost power."""
 
     async def parts() -> AsyncIterator[bytes]:
         for chunk in chunks:

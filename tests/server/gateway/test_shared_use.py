@@ -1,4 +1,4 @@
-"""What one key may use, what it used, and who is told."""
+"""What a key may use, what it used, and who may know it."""
 
 import json
 from datetime import datetime, timedelta, timezone
@@ -203,7 +203,7 @@ def test_a_client_that_leaves_pays_for_what_was_made_by_then(served: tuple[Serve
         events = reply.iter_lines()
         seen = [line for line in (next(events) for _ in range(21)) if line]
     assert seen
-    with pytest.raises(httpx.ReadTimeout):  # an answer in one piece: nobody knows how far it was
+    with pytest.raises(httpx.ReadTimeout):  # an answer in one piece: its progress is unknown
         httpx.post(f"{server.url}/v1/completions", json={**body, "stream": False}, headers=headers, timeout=0.5)
 
     def rows() -> list[Counts]:

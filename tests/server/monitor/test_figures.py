@@ -114,3 +114,19 @@ def test_a_machine_without_a_driver_has_a_reason_instead_of_gpus() -> None:
     gpus, problem = GpuReader(replay).read()
     assert gpus == ()
     assert "Not Found" in problem
+
+
+def test_of_several_engines_each_has_its_state_in_words() -> None:
+    waits = {"waiting": 2, "waits_for": "b waits: a is in use"}
+    engines = [
+        {"name": "a", "state": "ready", "reason": "works", "on_demand": {"waiting": 0, "waits_for": ""}},
+        {"name": "b", "state": "stopped", "reason": "it made room for a", "on_demand": waits},
+        {"name": "c", "state": "stopped", "reason": "no request for 9 s", "on_demand": {"waiting": 0, "waits_for": ""}},
+        {"name": "d", "state": "loading", "reason": "the model is being loaded"},
+    ]
+    assert figures(None, reading(0.0, health={"state": "ready", "engines": engines})).engines == (
+        "a: ready",
+        "b: stopped, 2 waiting: b waits: a is in use",
+        "c: stopped (no request for 9 s)",
+        "d: loading",
+    )

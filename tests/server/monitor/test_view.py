@@ -57,6 +57,11 @@ def test_what_readiness_warned_of_is_shown() -> None:
     assert "it repeats '!' 12 times" in shown(replace(READY, warnings=("it repeats '!' 12 times",)))
 
 
+def test_each_of_several_engines_is_shown() -> None:
+    text = shown(replace(READY, engines=("a: ready", "b: stopped, 2 waiting: b waits: a is in use")))
+    assert "b: stopped, 2 waiting: b waits: a is in use" in text
+
+
 def test_a_narrow_terminal_breaks_nothing() -> None:
     assert all(len(line) < 400 for line in shown(replace(READY, gpus=(GPU,)), width=40).splitlines())
 
@@ -65,7 +70,7 @@ def test_the_command_writes_a_line_a_look_where_it_is_piped(tmp_path: Path) -> N
     with serving(make_model(tmp_path / "model")) as served:
         served.wait_for_state("ready")
         served.post()
-        command = [Path(sys.executable).with_name("voltserve"), "monitor", "--url", served.url]
+        command: list[str | Path] = [Path(sys.executable).with_name("voltserve"), "monitor", "--url", served.url]
         ran = subprocess.run([*command, "--count", "2", "--interval", "0.1"], capture_output=True, check=True)
     lines = [json.loads(line) for line in ran.stdout.decode().splitlines()]
     assert [line["state"] for line in lines] == ["ready", "ready"]

@@ -90,7 +90,7 @@ def test_a_mixture_of_experts_fits_two_16_gb_cards_by_all_its_weights_and_each_t
     experts = 48 * 128 * 3 * 2048 * 768
     attention = 48 * 2048 * 128 * (2 * 32 + 2 * 4)
     assert parts["4-bit weights"] == pytest.approx((experts + attention) * 9 / 16 / 2, rel=0.01)
-    # Eight experts a token, on each rank 384 wide: gate, up and their product, or the product and the output.
+    # Eight experts per token, each 384 wide on a rank: gate, up and their product, or the product and the output.
     step = 2048 * (2 * 2048 + 8 * (384 + 2048)) * 2
     assert step <= parts["activations"] <= step + DEQUANTIZE_TILE
     assert plan.fits

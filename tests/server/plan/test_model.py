@@ -44,7 +44,7 @@ def test_the_public_hybrid_has_496_quantized_linears_and_its_bytes() -> None:
     assert (found.kinds.count("full"), found.kinds.count("linear")) == (16, 48)
     assert found.rotary_dim == 64
     codes_and_scales = sum(linear.rows * linear.columns * 9 // 16 for linear in found.linears)
-    # Its files are 19.7 GB, of which 2 x 2.543 embedding and head and 0.921 vision (docs: the model's card).
+    # Its files are 19.7 GB: embedding and head are 2 x 2.543 of these, vision 0.921 (the model's card).
     assert codes_and_scales + sum(tensor.nbytes for tensor in found.plain) == pytest.approx(19.7e9, rel=0.01)
 
 

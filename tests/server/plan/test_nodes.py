@@ -79,7 +79,7 @@ def test_the_classes_without_stages_are_those_of_the_installed_vllm() -> None:
 
 
 def _without_stages() -> Iterator[str]:
-    """Architectures of vLLM's registry whose class, its bases looked through, is no SupportsPP: read, not imported."""
+    """Architectures of vLLM's registry without SupportsPP among their bases: read, not imported."""
     spec = find_spec("vllm")
     assert spec is not None
     assert spec.submodule_search_locations

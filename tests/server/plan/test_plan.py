@@ -138,7 +138,7 @@ def test_a_preset_s_limits_are_what_the_plan_computes(name: str, tmp_path: Path)
 
 
 def test_a_16_bit_model_is_planned_as_what_quantize_makes_of_it(tmp_path: Path) -> None:
-    """Number for number as the quantized model itself, of which it was not known that it would fit."""
+    """Every number is that of the quantized model itself."""
     from quant.quantize import quantize_checkpoint
     from tests.quant.tiny_model import tiny_model
 

@@ -11,7 +11,9 @@ import torch
 from safetensors.torch import save_file
 
 from server.config.devices import Devices
+from server.config.presets import find_preset, load_presets
 from server.config.settings import Config, load_config
+from server.plan.model import read_model
 from server.run import engine_decisions as volta
 
 
@@ -97,8 +99,8 @@ def test_an_engine_that_does_not_answer_leaves_the_choices_open(model: Path, mon
 
 def test_one_layer_stands_for_all_as_one_rank_holds_it(model: Path) -> None:
     asked = config(f"--model {model} --preset v100x2-16g-sxm2")
-    match = volta.find_preset(asked.preset, volta.load_presets()).match
+    match = find_preset(asked.preset, load_presets()).match
     assert match is not None
-    given = volta.question(asked, match, volta.read_model(model), {"model_type": "qwen3"})
+    given = volta.question(asked, match, read_model(model), {"model_type": "qwen3"})
     assert given["matrix"] == [128, 64, 16]
     assert given["nvlink"] is True

@@ -1,4 +1,4 @@
-"""Runtime folders: whose process is gone, they go; everything else stays."""
+"""Runtime folders of ended processes are removed; everything else stays."""
 
 import fcntl
 import os

@@ -101,7 +101,8 @@ async def test_what_is_wrong_in_a_plain_completion_too_is_no_proof() -> None:
         await prove(engine({COMPLETIONS: [(400, {}), (400, {})]}), "m")
     with pytest.raises(EngineNotWorkingError, match="answered 500"):
         await prove(engine({COMPLETIONS: [(500, {})]}), "m")
-    for nothing in ({}, {"choices": []}, []):
+    empty: tuple[Any, ...] = ({}, {"choices": []}, [])
+    for nothing in empty:
         with pytest.raises(EngineNotWorkingError, match="with no completion"):
             await prove(engine({COMPLETIONS: [(200, nothing)]}), "m")
     with pytest.raises(EngineNotWorkingError, match="serves none of /v1/completions, /v1/embeddings"):

@@ -17,6 +17,8 @@ ALLOWED = {
     ("degraded", "ready"),
     ("degraded", "failed"),
     ("failed", "starting"),
+    ("stopped", "starting"),
+    ("draining", "stopped"),
     *((state.value, "draining") for state in State if state is not State.DRAINING),
 }
 

@@ -1,5 +1,6 @@
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -8,6 +9,7 @@ from server.bench.load import Closed
 from server.bench.run import BenchSettings
 from server.config.presets import load_preset
 from server.config.settings import load_config
+from server.run import child
 from server.sweep import run as running
 from server.sweep.grid import Point
 from server.sweep.report import Sweeping
@@ -57,8 +59,13 @@ def test_a_sweep_survives_points_that_fail_picks_the_fastest_and_goes_on_where_i
 
     # Again, with one more value: only that one is started.
     starts: list[str] = []
-    start = running.running
-    monkeypatch.setattr(running, "running", lambda *given: starts.append(given[0][-1]) or start(*given))
+    start = child.running
+
+    def counted(*given: Any) -> Any:
+        starts.append(given[0][-1])
+        return start(*given)
+
+    monkeypatch.setattr(running, "running", counted)
     again = sweeping(model, out, "block-size=16,32,64,128,48")
     again.run(ignore_progress)
     assert starts == ["48"]

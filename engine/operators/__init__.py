@@ -1,0 +1,1 @@
+"""The operators that vLLM's Python calls and its own compiled code would define."""

@@ -1,0 +1,1 @@
+"""Models on hubs: fetched whole, looked at before they are fetched, and advised about."""
