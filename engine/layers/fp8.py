@@ -1,6 +1,6 @@
 """The linear method of FP8 (E4M3) layers: W8A16. Activations keep their 16 bits or more, on every device.
 
-While weights load, the parameters have the checkpoint's names, and a scale per row (and block of columns). After loading
+While weights load, the parameters have the checkpoint's names, and a scale per row (and block). After loading
 they become the one internal tensor, in the form that the chosen route computes with.
 """
 
@@ -85,9 +85,7 @@ class Fp8LinearMethod(LinearMethodBase):  # type: ignore[misc]  # vLLM's classes
             if groups == 1:
                 param = ChannelQuantScaleParameter(data=unloaded[:, 0], output_dim=0, weight_loader=scale_loader)
             else:
-                param = GroupQuantScaleParameter(
-                    data=unloaded, input_dim=1, output_dim=0, weight_loader=scale_loader
-                )
+                param = GroupQuantScaleParameter(data=unloaded, input_dim=1, output_dim=0, weight_loader=scale_loader)
             layer.register_parameter(name, param)
         unused = Parameter(torch.empty(0), requires_grad=False)
         unused.weight_loader = lambda *_args, **_kwargs: None  # type: ignore[attr-defined]

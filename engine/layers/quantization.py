@@ -63,7 +63,9 @@ class QuasarNvfp4Config(QuantizationConfig):  # type: ignore[misc]  # vLLM's cla
             reason = "the checkpoint asks for 4-bit activations (W4A4), which only Blackwell computes with"
             progress.decision("activations", "16 bits or more (W4A16)", reason)
         if read.w8a8:
-            reason = "the checkpoint asks for 8-bit activations (W8A8); its input scales are dropped, at least as accurate"
+            reason = (
+                "the checkpoint asks for 8-bit activations (W8A8); its input scales are dropped, at least as accurate"
+            )
             progress.decision("activations of FP8 layers", "16 bits or more (W8A16)", reason)
         return cls(read)
 

@@ -80,7 +80,9 @@ def read_scheme(data: Mapping[str, object], source: str) -> Scheme:
     expected = f"expected one of {', '.join(known.name for known in formats)}"
     other = OTHERS.get(method)
     described = repr(method) if other is None else f"{method!r} ({other.what})"
-    raise QuantError(f"{source}: quant_method: {expected}, got {described}", "Choose an NVFP4 version of the model")
+    raise QuantError(
+        f"{source}: quant_method: {expected}, got {described}", "Choose an NVFP4 or FP8 version of the model"
+    )
 
 
 def _merged(schemes: list[Scheme]) -> Scheme:

@@ -125,7 +125,9 @@ def _sort_fp8(module: str, own: Mapping[str, Tensor], modules: Modules) -> list[
     if len(scales) != 1:
         got = " and ".join(scales) or "nothing"
         name = f"{module}.{scales[0] if scales else fp8.SCALES[0]}"
-        return [error("missing-tensor", own[fp8.WEIGHT].shard, name, "one scale tensor of its E4M3 weight", got, _AGAIN)]
+        return [
+            error("missing-tensor", own[fp8.WEIGHT].shard, name, "one scale tensor of its E4M3 weight", got, _AGAIN)
+        ]
     scale = own[scales[0]].entry
     if scale.dtype not in fp8.SCALE_DTYPES:
         expected = " or ".join(fp8.SCALE_DTYPES)
@@ -163,7 +165,11 @@ def compare_with_scheme(scheme: Scheme | None, modules: Modules, tensors: Mappin
         by_kind.setdefault(kind, []).append(module)
     for kind, names in by_kind.items():
         shard = _shard_of(names[0], tensors)
-        expected = "NVFP4, FP8 (E4M3) or 16-bit weights" if scheme else "16-bit weights, as config.json declares no quantization"
+        expected = (
+            "NVFP4, FP8 (E4M3) or 16-bit weights"
+            if scheme
+            else "16-bit weights, as config.json declares no quantization"
+        )
         got = f"{kind} in {len(names)} modules: {list_some(names)}"
         findings.append(
             error("format", shard, names[0], expected, got, "Choose a model whose layers are all NVFP4, FP8 or 16-bit")
@@ -171,21 +177,12 @@ def compare_with_scheme(scheme: Scheme | None, modules: Modules, tensors: Mappin
     if scheme is None:
         if modules.quantized:
             name, (*_, kind) = next(iter(modules.quantized.items()))
-            got = f"{len(modules.quantized)} quantized linears ({kind})"
+            got = f"{len(modules.quantized)} quantized linears, {kind} among them"
             findings.append(
                 error("config", _shard_of(name, tensors), name, "16-bit weights, as config.json says", got, _CONFIG)
             )
         return findings
-    if "E2M1" in scheme.elements and not modules.nvfp4:
-        findings.append(error("config", "", "", f"NVFP4 linears, as {scheme.source} says", "none", _CONFIG))
-    if "E4M3" in scheme.elements and not modules.fp8:
-        findings.append(error("config", "", "", f"FP8 linears, as {scheme.source} says", "none", _CONFIG))
-    if modules.fp8 and "E4M3" not in scheme.elements:
-        name = next(iter(modules.fp8))
-        expected = f"no FP8 linears, as {scheme.source} names none"
-        got = f"{len(modules.fp8)}: {list_some(list(modules.fp8))}"
-        remedy = "None needed: their tensors say what they are, and they are served as FP8"
-        findings.append(warning("config", _shard_of(name, tensors), name, expected, got, remedy))
+    findings += _compare_elements(scheme, modules, tensors)
     judge = error if registry.ignore_is_exact(scheme) else warning
     for module, (_, columns, group_size, layout) in modules.nvfp4.items():
         shard = _shard_of(module, tensors)
@@ -211,6 +208,22 @@ def compare_with_scheme(scheme: Scheme | None, modules: Modules, tensors: Mappin
                     judge("config", _shard_of(module, tensors), module, expected, "16-bit weights", _CONFIG)
                 )
     return _limited(findings) + _odd(scheme, modules)
+
+
+def _compare_elements(scheme: Scheme, modules: Modules, tensors: Mapping[str, Tensor]) -> list[Finding]:
+    """Finds kinds of linears that the config names and no tensor has, or the other way round."""
+    findings = []
+    for element, name, found in (("E2M1", "NVFP4", list(modules.nvfp4)), ("E4M3", "FP8", list(modules.fp8))):
+        if element in scheme.elements and not found:
+            findings.append(error("config", "", "", f"{name} linears, as {scheme.source} says", "none", _CONFIG))
+        elif found and element not in scheme.elements:
+            expected = f"no {name} linears, as {scheme.source} names none"
+            # FP8 linears are known by their tensors, which engines look at unless an exact list makes that needless.
+            served = element == "E4M3" and not registry.ignore_is_exact(scheme)
+            judge, remedy = (warning, "None needed: their tensors say what they are") if served else (error, _CONFIG)
+            got = f"{len(found)}: {list_some(found)}"
+            findings.append(judge("config", _shard_of(found[0], tensors), found[0], expected, got, remedy))
+    return findings
 
 
 def compare_siblings(modules: Modules) -> list[Finding]:

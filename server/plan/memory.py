@@ -148,7 +148,12 @@ def _weight_items(model: Model, weights: Weights, run: Run, split: Split) -> lis
     dense = f"Σ N·K · {run.dtype_bytes} B, dequantized at load"
     share = f" over {split}" if split.gpus > 1 else ""
     return [
-        Item("4- and 8-bit weights" if eights else "4-bit weights", weights.linears, (packed if run.form == "packed" else dense) + share, "computed"),
+        Item(
+            "4- and 8-bit weights" if eights else "4-bit weights",
+            weights.linears,
+            (packed if run.form == "packed" else dense) + share,
+            "computed",
+        ),
         Item(
             "other weights",
             weights.plain,

@@ -4,7 +4,9 @@
 #include <stdexcept>
 #include <string>
 
+#include "contracts/fp8.h"
 #include "cuda/common/layout.cuh"
+#include "cuda/common/layout8.cuh"
 
 namespace voltserve {
 namespace {
@@ -66,8 +68,9 @@ Plan plan(const Problem &p) {
   };
   expect(p.m > 0, "m", "at least 1", p.m);
   expect(p.n > 0, "n", "at least 1", p.n);
-  expect(p.group == 16 || p.group == 32, "group", "16 or 32", p.group);
-  expect(p.k > 0 && p.k % p.group == 0, "k", "a multiple of the group", p.k);
+  expect(p.group == 16 || p.group == 32 || is_fp8(p.group), "group", "16 or 32, or for FP8 0 or 128", p.group);
+  const int multiple = is_fp8(p.group) ? kFp8Columns : p.group;
+  expect(p.k > 0 && p.k % multiple == 0, "k", "a multiple of " + std::to_string(multiple), p.k);
   expect(p.arch >= 70, "arch", "70 or more", p.arch);
   expect(p.processors > 0, "processors", "at least 1", p.processors);
 

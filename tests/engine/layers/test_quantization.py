@@ -43,16 +43,23 @@ CLAIMED = {
     "format said by the group": nvfp4(config_groups={"group_0": group(format="nvfp4-pack-quantized")}),
     "the public QUASAR checkpoint's keys": nvfp4(producer={"name": "qatfactory"}, total_num_heads=24),
 }
-LEFT_ALONE = {
+CLAIMED |= {
     "FP8": nvfp4(format="float-quantized", config_groups={"group_0": FP8}),
-    "MXFP4": nvfp4(format="mxfp4-pack-quantized"),
-    "int4": nvfp4(format="pack-quantized"),
     "NVFP4 and FP8 mixed": nvfp4(
         format="mixed-precision",
         config_groups={"group_0": group(format="nvfp4-pack-quantized"), "group_1": FP8 | {"format": "float-quantized"}},
     ),
     "FP8 in one group": nvfp4(config_groups={"a": group(), "b": FP8 | {"format": "float-quantized"}}),
     "ModelOpt FP8": {"quant_method": "modelopt", "quant_algo": "FP8"},
+    "FP8 in blocks": {"quant_method": "fp8", "weight_block_size": [128, 128]},
+}
+LEFT_ALONE = {
+    "MXFP4": nvfp4(format="mxfp4-pack-quantized"),
+    "int4": nvfp4(format="pack-quantized"),
+    "FP8 and int4 mixed": nvfp4(
+        format="mixed-precision",
+        config_groups={"group_0": group(format="pack-quantized"), "group_1": FP8 | {"format": "float-quantized"}},
+    ),
     "AutoRound int4": {"quant_method": "auto-round", "packing_format": "auto_round:auto_gptq", "bits": 4},
     "GPTQ": {"quant_method": "gptq", "bits": 4},
     "nothing": {},
@@ -61,7 +68,7 @@ LEFT_ALONE = {
 
 @pytest.mark.parametrize("config", CLAIMED.values(), ids=CLAIMED)
 @pytest.mark.parametrize("asked_for", [None, NAME, CT])
-def test_nvfp4_is_claimed_whatever_name_is_asked_for(config: dict[str, Any], asked_for: str | None) -> None:
+def test_nvfp4_and_fp8_are_claimed_whatever_name_is_asked_for(config: dict[str, Any], asked_for: str | None) -> None:
     assert QuasarNvfp4Config.override_quantization_method(config, asked_for) == NAME
 
 

@@ -63,7 +63,7 @@ def test_one_card_reduces_nothing() -> None:
         (mixture(), Split(2, 1), "mixtures of experts"),
         (dense("32B"), Split(4, 1), "one and two cards"),
         (dense("32B"), Split(1, 2), "one and two cards"),
-        (({**dense("8B")[0]}, {}), Split(1, 1), "not NVFP4"),
+        (({**dense("8B")[0]}, {}), Split(1, 1), "neither NVFP4 nor FP8"),
     ],
     ids=["experts", "four cards", "stages", "16 bits"],
 )

@@ -62,8 +62,8 @@ def test_every_plan_says_why(library: Library) -> None:
     [
         ({"m": 0}, "m: expected at least 1, got 0"),
         ({"n": 0}, "n: expected at least 1, got 0"),
-        ({"k": 40}, "k: expected a multiple of the group, got 40"),
-        ({"group": 64}, "group: expected 16 or 32, got 64"),
+        ({"k": 40}, "k: expected a multiple of 16, got 40"),
+        ({"group": 64}, "group: expected 16 or 32, or for FP8 0 or 128, got 64"),
         ({"arch": 61}, "arch: expected 70 or more, got 61"),
     ],
 )
