@@ -158,19 +158,27 @@ class Fp8LinearMethod(LinearMethodBase):  # type: ignore[misc]  # vLLM's classes
                 expected = f"floats, {groups} per row or one in all"
                 raise QuantError(f"{self._describe(SCALES[0], member)}: expected {expected}, got {got}", _REMEDY)
             scales = spread(loaded, own, groups)
-            self._load(load, SCALES[0], param, scales if param.dim() > 1 else scales[:, 0], member)
+            own_shape = scales if param.dim() > 1 else scales[:, 0]
+            self._load(load, SCALES[0], param, own_shape, member, stored=loaded)
             self._loaded["scale"].add(member)
 
         return checked
 
     def _load(
-        self, load: Callable[..., None], name: str, param: Parameter, loaded: torch.Tensor, member: tuple[Any, ...]
+        self,
+        load: Callable[..., None],
+        name: str,
+        param: Parameter,
+        loaded: torch.Tensor,
+        member: tuple[Any, ...],
+        stored: torch.Tensor | None = None,
     ) -> None:
         try:
             load(param, loaded, *member)
         except (AssertionError, RuntimeError) as error:  # vLLM and torch raise these for a shape that does not fit
             expected = f"a shape that this rank's {list(param.shape)} is cut from"
-            got = f"{loaded.dtype} {list(loaded.shape)}"
+            shown = loaded if stored is None else stored
+            got = f"{shown.dtype} {list(shown.shape)}"
             raise QuantError(f"{self._describe(name, member)}: expected {expected}, got {got}", _REMEDY) from error
 
     def _describe(self, name: str, member: tuple[Any, ...]) -> str:

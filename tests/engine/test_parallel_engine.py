@@ -15,7 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from lookalikes import quasar
-from lookalikes.random_models import MIXTRAL, QWEN3, QWEN3_MOE, Architecture, formats, write_model
+from lookalikes.random_models import MIXTRAL, QWEN3, QWEN3_MOE, Architecture, formats, fp8_formats, write_model
 from scripts.gpu_tp2.greedy import PROMPTS, TOKENS, run_jobs
 
 pytestmark = pytest.mark.e2e
@@ -42,6 +42,8 @@ class Case:
 CASES = [
     *(Case(QWEN3, form, 2) for form in formats("")),
     Case(QWEN3, "modelopt AWQ", 1),
+    Case(QWEN3, "compressed-tensors mixed", 2),
+    *(Case(QWEN3, form, 1) for form in ("modelopt mixed", "fp8 blocks")),
     *(Case(QWEN3_MOE, "compressed-tensors", ranks) for ranks in (1, 2)),
     *(Case(MIXTRAL, "modelopt", ranks) for ranks in (1, 2)),
 ]
@@ -57,7 +59,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     jobs = []
     for case in CASES:
         flags = ["--model", str(made / case.model), "--tensor-parallel-size", str(case.ranks)]
-        if quantization := formats(case.architecture.router)[case.form].quantization:
+        if quantization := (formats(case.architecture.router) | fp8_formats())[case.form].quantization:
             flags += ["--quantization", quantization]
         jobs.append({"flags": flags, "output": str(made / f"{case}.json")})
     quasar.write(made / HYBRID)

@@ -9,16 +9,12 @@ namespace {
 template <int GROUP>
 cudaError_t launch_group(const LinearArgs &args, const Plan &plan, cudaStream_t stream) {
   switch (plan.variant) {
-    case Variant::mma2:
-      return launch_tile<Mma<2, 2>, 1, 1, 4, 5, GROUP>(args, plan, stream);
     case Variant::mma4:
       return launch_tile<Mma<4, 2>, 1, 1, 4, 4, GROUP>(args, plan, stream);
     case Variant::mma8:
       return launch_tile<Mma<8, 2>, 1, 1, 4, 4, GROUP>(args, plan, stream);
     case Variant::mma16:
       return launch_tile<Mma<16, 2>, 1, 1, 4, 3, GROUP>(args, plan, stream);
-    case Variant::mma32:
-      return launch_tile<Mma<32, 2>, 1, 1, 4, 2, GROUP>(args, plan, stream);
     default:
       return launch_fp8_wide(args, GROUP, plan, stream);
   }

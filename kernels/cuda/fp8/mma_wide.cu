@@ -9,10 +9,10 @@ namespace {
 template <int GROUP>
 cudaError_t launch_group(const LinearArgs &args, const Plan &plan, cudaStream_t stream) {
   switch (plan.variant) {
+    case Variant::mma32:
+      return launch_tile<Mma<32, 2>, 1, 1, 4, 2, GROUP>(args, plan, stream);
     case Variant::mma64:
       return launch_tile<Mma<64, 1>, 1, 2, 2, 2, GROUP>(args, plan, stream);
-    case Variant::mma128:
-      return launch_tile<Mma<64, 2>, 2, 2, 1, 2, GROUP>(args, plan, stream);
     default:
       return cudaErrorInvalidConfiguration;
   }

@@ -24,7 +24,9 @@ __global__ void fp8_repack_kernel(const uint8_t *codes, uint4 *packed, int *nan_
   const int column = static_cast<int>(tile % column_tiles) * kTileColumns + quarter * 16;
 
   uint32_t words[4] = {};
-  for (int i = 0; i < 16 && row < n && column + i < k; ++i) {
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    if (row >= n || column + i >= k) break;
     const uint32_t code = codes[row * k + column + i];
     if ((code & kE4m3Nan) == kE4m3Nan) *nan_row = static_cast<int>(row + 1);
     words[i / 4] |= place_fp8(code, i % 4);

@@ -23,11 +23,16 @@ constexpr Shape kShapes[] = {
 // the fused kernel reaches 74 TFLOP/s, which loses from M = 560 on (perfmodel/sass_model.py). With their waits it reaches at most 89-98,
 // which loses from M = 2400 on (perfmodel/sass_schedule.py). After Volta the limit is much lower, since only a quarter of the fused
 // kernel's multiplications count (mma.cuh).
-constexpr int kFusedTokens = 768, kFusedTokensAfterVolta = 32;
+// FP8 has no block of 128 tokens (below). At the 70 TFLOP/s of blocks of 64, by the same count, it loses from M = 452 on.
+constexpr int kFusedTokens = 768, kFusedTokensFp8 = 448, kFusedTokensAfterVolta = 32;
 // With more tiles than this per resident block, one block per tile balances well enough, and no tile is shared.
 constexpr int kWavesUnshared = 4;
 // A range of fewer stages costs more in latency and in adding up than another block gains.
 constexpr int kMinStages = 2;
+
+int most_fused(const Problem &p) {
+  return p.arch >= 80 ? kFusedTokensAfterVolta : is_fp8(p.group) ? kFusedTokensFp8 : kFusedTokens;
+}
 
 Variant choose_variant(const Problem &p) {
   if (p.experts > 0) {
@@ -35,12 +40,13 @@ Variant choose_variant(const Problem &p) {
     const int per_expert = ceil_div(p.m, p.experts);
     return per_expert <= 8 ? Variant::mma8 : per_expert <= 16 ? Variant::mma16 : per_expert <= 32 ? Variant::mma32 : Variant::mma64;
   }
-  if (p.m <= 2) return Variant::mma2;
+  // With twice the codes of NVFP4 in registers, blocks of 2 and of 128 tokens would spill at their planned occupancy.
+  if (p.m <= 2 && !is_fp8(p.group)) return Variant::mma2;
   if (p.m <= 4) return Variant::mma4;
   if (p.m <= 8) return Variant::mma8;
   if (p.m <= 16) return Variant::mma16;
   if (p.m <= 32) return Variant::mma32;
-  return p.m <= 64 ? Variant::mma64 : Variant::mma128;
+  return p.m <= 64 || is_fp8(p.group) ? Variant::mma64 : Variant::mma128;
 }
 
 // Sets the grid for the plan's variant over `token_blocks` blocks of tokens.
@@ -76,7 +82,7 @@ Plan plan(const Problem &p) {
 
   Plan plan{};
   plan.variant = choose_variant(p);
-  if (p.experts == 0 && p.m > (p.arch < 80 ? kFusedTokens : kFusedTokensAfterVolta)) {
+  if (p.experts == 0 && p.m > most_fused(p)) {
     plan.path = Path::dequantize;
     plan.reason = "many tokens: each weight is used often enough to dequantize tile by tile and call cuBLAS";
     return plan;
