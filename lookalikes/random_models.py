@@ -81,6 +81,7 @@ class Format:
     quantization: str = ""  # for --quantization, where the files say it to us but not to vLLM
     eights: Callable[[str], str] = lambda _name: ""  # the kind of scales of a linear in FP8, by its name; "" for NVFP4
     fp8_scale: str = fp8.SCALES[0]
+    quantized_head: bool = False
 
 
 def _modelopt(part: Member, seed: int) -> Member:
@@ -115,7 +116,7 @@ def formats(router: str) -> dict[str, Format]:
 
 
 def fp8_formats() -> dict[str, Format]:
-    """NVFP4 MLPs beside FP8 attention, as two tools write them, and whole models in FP8."""
+    """NVFP4 MLPs beside FP8 attention, as two tools write them, and whole models in FP8; two with quantized heads."""
     unchanged: Callable[[Member, int], Member] = lambda part, _seed: part  # noqa: E731
     weights = {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True, "dynamic": False}
     activations = {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True}
@@ -134,7 +135,8 @@ def fp8_formats() -> dict[str, Format]:
             *((f"mlp.{leaf}_proj", "W4A16_NVFP4") for leaf in ("gate", "up", "down")),
         )
     }
-    quantization = {"quant_algo": "MIXED_PRECISION", "quantized_layers": layers, "exclude_modules": ["lm_head"]}
+    layers["lm_head"] = {"quant_algo": "W4A16_NVFP4", "group_size": 16}
+    quantization = {"quant_algo": "MIXED_PRECISION", "quantized_layers": layers, "exclude_modules": []}
     data = {"producer": {"name": "modelopt", "version": "0.40.0"}, "quantization": quantization}
 
     def attention_in(kind: str) -> Callable[[str], str]:
@@ -148,13 +150,15 @@ def fp8_formats() -> dict[str, Format]:
     tensor = fours | {
         "format": compressed_tensors.FLOAT,
         "config_groups": {"group_0": said | {"targets": ["Linear"], "weights": weights | {"strategy": "tensor"}}},
-        "ignore": ["lm_head"],
+        "ignore": [],
     }
     return {
         "compressed-tensors mixed": Format(16, unchanged, mixed, eights=attention_in("channel")),
-        "modelopt mixed": Format(16, _modelopt, files=modelopt_file, eights=attention_in("tensor")),
+        "modelopt mixed": Format(
+            16, _modelopt, files=modelopt_file, eights=attention_in("tensor"), quantized_head=True
+        ),
         "fp8 blocks": Format(32, unchanged, blocks, eights=lambda _name: "block", fp8_scale=fp8.SCALES[1]),
-        "compressed-tensors fp8": Format(16, unchanged, tensor, eights=lambda _name: "tensor"),
+        "compressed-tensors fp8": Format(16, unchanged, tensor, eights=lambda _name: "tensor", quantized_head=True),
     }
 
 
@@ -178,6 +182,17 @@ def write_model(
     plain["lm_head.weight"] = normal(VOCABULARY, hidden, std=0.3)
     quantized: Tensors = {}
     values: Tensors = {}
+
+    def store(name: str, rows: int, columns: int, unit: int) -> Member:
+        if kind := stored_as.eights(name):
+            return fp8_member(rows, columns, kind, stored_as.fp8_scale, unit)
+        return stored_as.linear(member(rows, columns, 3000.0 + 70.0 * unit, group, unit), unit)
+
+    if stored_as.quantized_head:
+        del plain["lm_head.weight"]
+        head = store("lm_head", VOCABULARY, hidden, seed + 1000)
+        quantized |= {f"lm_head.{suffix}": tensor for suffix, tensor in head.tensors.items()}
+        values["lm_head.weight"] = head.weight.float()
     for layer in range(LAYERS):
         prefix = f"model.layers.{layer}"
         for norm in ("input_layernorm", "post_attention_layernorm"):
@@ -189,10 +204,7 @@ def write_model(
         scales: dict[str, torch.Tensor] = {}
         for number, (name, (rows, columns)) in enumerate(shapes.items()):
             unit = seed + 100 * layer + number
-            if kind := stored_as.eights(name):
-                part = fp8_member(rows, columns, kind, stored_as.fp8_scale, unit)
-            else:
-                part = stored_as.linear(member(rows, columns, 3000.0 + 70.0 * unit, group, unit), unit)
+            part = store(name, rows, columns, unit)
             weight = part.weight
             if stored_as.pre_quant_scale:
                 # Layers that engines fuse have the same input, and so the same scale.

@@ -95,6 +95,8 @@ class QuasarNvfp4LinearMethod(LinearMethodBase):  # type: ignore[misc]  # vLLM's
         self._dtype = params_dtype
         load = extra_weight_attrs["weight_loader"]
         codes, scales, global_scale = (self._layout.codes, self._layout.scales, self._layout.global_scale)
+        # A head's rows are padded; its checkpoint has those of the vocabulary.
+        whole = getattr(layer, "org_vocab_size", output_size)
         unloaded = torch.full((rows, columns // self.group_size), e4m3.NAN, dtype=torch.uint8)
         layer.register_parameter(
             codes,
@@ -119,7 +121,7 @@ class QuasarNvfp4LinearMethod(LinearMethodBase):  # type: ignore[misc]  # vLLM's
             ChannelQuantScaleParameter(
                 data=torch.full((rows,), torch.nan, dtype=torch.float32),
                 output_dim=0,
-                weight_loader=self._loader(global_scale, load, torch.float32, spread_over=output_size),
+                weight_loader=self._loader(global_scale, load, torch.float32, spread_over=whole),
             ),
         )
         # Activations stay in 16 bits or more, so the input scales of W4A4 checkpoints are read and dropped.

@@ -14,7 +14,7 @@ from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
 from vllm.model_executor.layers.quantization.base_config import QuantizationConfig, QuantizeMethodBase
 from vllm.model_executor.layers.quantization.compressed_tensors.utils import should_ignore_layer
-from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 from vllm.model_executor.models.utils import WeightsMapper
 
 from engine import progress
@@ -43,7 +43,9 @@ class QuasarNvfp4Config(QuantizationConfig):  # type: ignore[misc]  # vLLM's cla
     def __init__(self, config: Scheme | None = None) -> None:
         super().__init__()
         self.config = config
-        self._fp8: dict[str, WeightKind] = {}  # by the checkpoint's names, then by vLLM's
+        # By the checkpoint's names, then by vLLM's: FP8 linears, and heads in NVFP4.
+        self._fp8: dict[str, WeightKind] = {}
+        self._heads: set[str] = set()
 
     @classmethod
     def override_quantization_method(
@@ -91,7 +93,9 @@ class QuasarNvfp4Config(QuantizationConfig):  # type: ignore[misc]  # vLLM's cla
                 f"{path}: block_size: expected {self.config.group_size} as in config.json, got {got}",
                 "Restore both files from the model's source",
             )
-        elif directory.is_dir() and not registry.ignore_is_exact(self.config):
+        if directory.is_dir():
+            self._heads = _heads(directory)
+        if not registry.ignore_is_exact(self.config) and directory.is_dir():
             modules = _modules(directory)
             # Where the tensors decide, patterns that they contradict do not count.
             said = () if self.config.by_tensors else self.config.ignore or ()
@@ -108,6 +112,7 @@ class QuasarNvfp4Config(QuantizationConfig):  # type: ignore[misc]  # vLLM's cla
         self._fp8 = {
             mapped: kind for name, kind in self._fp8.items() for mapped in hf_to_vllm_mapper.apply_list([name])
         }
+        self._heads = set(hf_to_vllm_mapper.apply_list(sorted(self._heads)))
 
     def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> QuantizeMethodBase | None:
         """The method of a layer. None means vLLM's default (embeddings on a GPU, attention).
@@ -115,6 +120,10 @@ class QuasarNvfp4Config(QuantizationConfig):  # type: ignore[misc]  # vLLM's cla
         Raises:
             ValueError: only some members of a fused layer (q/k/v, gate/up, experts) are ignored.
         """
+        if isinstance(layer, ParallelLMHead) and prefix in self._fp8:
+            return Fp8LinearMethod(prefix, self._fp8[prefix])
+        if isinstance(layer, ParallelLMHead) and prefix in self._heads:
+            return QuasarNvfp4LinearMethod(prefix, self._read_config())
         if isinstance(layer, VocabParallelEmbedding) and StoredDtypeEmbedding.suits(layer):
             return StoredDtypeEmbedding()
         if not isinstance(layer, (LinearBase, RoutedExperts)):
@@ -207,6 +216,12 @@ def modelopt_config(directory: Path) -> dict[str, Any] | None:
         return None
     # Without `producer`, which would make vLLM judge the algorithm.
     return {"quantization": data.get("quantization", data), "quant_method": modelopt.NAME}
+
+
+def _heads(directory: Path) -> set[str]:
+    """The heads in NVFP4. No list names a head that is tied to the embedding, so the tensors decide."""
+    modules, _ = sort_modules(tensors_of(read_shards(directory)[0]))
+    return {module for module in modules.nvfp4 if module.rpartition(".")[2] == "lm_head"}
 
 
 def _modules(directory: Path) -> Modules:

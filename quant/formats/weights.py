@@ -1,7 +1,7 @@
 """What a quantized linear's weights are: elements, and the scales that they share. Torch-free.
 
-A weight is w[n, k] = element(code[n, k]) * scale(n, k) * row_factor[n]. Formats differ in names and directions only. Verify, plan and
-the engine's methods follow from the kind, which a linear's own tensors tell.
+A weight is w[n, k] = element(code[n, k]) * scale(n, k) * row_factor[n]. Formats differ in names and directions only.
+Verify, plan and the engine's methods follow from the kind, which a linear's own tensors tell.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ def examine(directory: Path, target: Target) -> Examination:
     if ours:
         findings += misfits
         findings += compare_with_scheme(scheme, modules, tensors)
-        findings += unserved.check_layers(modules)
+        findings += unserved.check_layers(modules, config)
         findings += unserved.check_experts(config, modules)
         findings += unserved.check_scheme(scheme, tensors) if scheme else []
         findings += compare_with_config(config, modules, tensors)

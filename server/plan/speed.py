@@ -17,7 +17,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field
 
 from server.plan.model import Model
-from server.plan.weights import VOCABULARY_PADDING, Split, sharded
+from server.plan.weights import HEAD, VOCABULARY_PADDING, Split, sharded
 
 FILE = Path(__file__).parents[2] / "configs" / "speeds.yaml"
 Link = Literal["pcie", "sxm2"]
@@ -137,9 +137,11 @@ def _not_computed(model: Model, split: Split) -> str:
 
 
 def linear_bytes(model: Model, split: Split) -> int:
-    """Bytes of 4- and 8-bit weights that one card reads in a step, without the row factors."""
+    """Bytes of 4- and 8-bit weights that one card reads in a step, without row factors and head."""
     total = 0
     for linear in model.linears:
+        if linear.name.rpartition(".")[2] == HEAD:
+            continue
         rows, columns = sharded(linear.name, linear.rows, linear.columns, model, split.tensor)
         total += linear.kind.packed_bytes(rows, columns) - 4 * rows
     return total
@@ -147,5 +149,9 @@ def linear_bytes(model: Model, split: Split) -> int:
 
 def head_bytes(model: Model, split: Split) -> int:
     """Bytes of the head that one card reads in a step."""
+    for linear in model.linears:
+        if linear.name.rpartition(".")[2] == HEAD:
+            rows, columns = sharded(linear.name, linear.rows, linear.columns, model, split.tensor)
+            return linear.kind.packed_bytes(rows, columns)
     padded = -(-model.vocabulary // VOCABULARY_PADDING) * VOCABULARY_PADDING
     return 2 * padded * model.hidden // split.tensor

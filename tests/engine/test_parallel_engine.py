@@ -42,8 +42,8 @@ class Case:
 CASES = [
     *(Case(QWEN3, form, 2) for form in formats("")),
     Case(QWEN3, "modelopt AWQ", 1),
-    Case(QWEN3, "compressed-tensors mixed", 2),
-    *(Case(QWEN3, form, 1) for form in ("modelopt mixed", "fp8 blocks")),
+    *(Case(QWEN3, form, 2) for form in ("compressed-tensors mixed", "modelopt mixed")),
+    *(Case(QWEN3, form, 1) for form in ("fp8 blocks", "compressed-tensors fp8")),
     *(Case(QWEN3_MOE, "compressed-tensors", ranks) for ranks in (1, 2)),
     *(Case(MIXTRAL, "modelopt", ranks) for ranks in (1, 2)),
 ]

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from vllm.model_executor.layers import vocab_parallel_embedding
+from vllm.model_executor.models import ModelRegistry
 
 from engine.layers import fp8
 from engine.layers.fp8 import Fp8LinearMethod
@@ -15,6 +19,7 @@ from lookalikes.linears import Member, fp8_member
 from quant.errors import QuantError
 from quant.formats.compressed_tensors import scheme
 from quant.formats.weights import PER_BLOCK, PER_ROW, PER_TENSOR, WeightKind
+from quant.verify.unserved import QUANTIZED_HEADS
 from tests.engine.conftest import AsRank
 from tests.engine.made_layers import finished_weight, load, make
 from tests.quant.reference import E4M3_NANS
@@ -201,3 +206,31 @@ def test_members_keep_what_they_loaded_apart(as_rank: AsRank) -> None:
     load(layer, gate, 0)
     load(layer, Member(up.tensors, up.weight), 1)
     same(finished_weight(layer), torch.cat((gate.weight, up.weight)).float())
+
+
+@pytest.mark.parametrize("architecture", QUANTIZED_HEADS)
+def test_models_whose_head_may_be_quantized_hand_it_their_quantization(architecture: str) -> None:
+    """What verify lets pass: vLLM's own source of each architecture, or of the class that it wraps."""
+    module = ModelRegistry.models[architecture].module_name
+    source = Path(importlib.util.find_spec(module).origin).read_text()  # type: ignore[union-attr, arg-type]
+    head = source.partition("ParallelLMHead(")[2][:300]
+    assert re.search(r"quant_config=(self\.)?quant_config,\s+prefix=maybe_prefix\(prefix, \"lm_head\"\)", head), module
+
+
+@ALL
+@pytest.mark.parametrize(("rank", "size"), [(0, 1), (0, 2), (1, 2)])
+def test_a_head_pads_its_vocabulary_with_rows_of_zeros(
+    as_rank: AsRank, monkeypatch: pytest.MonkeyPatch, rank: int, size: int, kind: str
+) -> None:
+    as_rank(rank, size)
+    for name, value in (("rank", rank), ("world_size", size)):
+        monkeypatch.setattr(vocab_parallel_embedding, f"get_tensor_model_parallel_{name}", lambda value=value: value)
+    config = QuasarNvfp4Config(scheme(16, ()))
+    config._fp8 = {"lm_head": KINDS[kind]}
+    head = vocab_parallel_embedding.ParallelLMHead(260, 144, quant_config=config, prefix="lm_head")
+    assert isinstance(head.quant_method, Fp8LinearMethod)
+    whole = fp8_member(260, 144, kind)
+    load(head, whole)
+    head.quant_method.process_weights_after_loading(head)
+    got = head.quant_method.apply(head, torch.eye(144)).T
+    same(got, cut(torch.cat((whole.weight, torch.zeros(60, 144))), 0, rank, size))

@@ -48,10 +48,10 @@ SHAPES: dict[str, tuple[dict[str, Any], str | None, str | None]] = {
             "attention": fp8,
             "more": experts(GATED, modelopt_linear) | ROUTER,
             "head": modelopt_linear,
-            "config": MOE,
+            "config": MOE | {"tie_word_embeddings": False},
         },
-        "lm_head: expected 16-bit weights, got NVFP4 in lm_head: the engine keeps the head in 16 bits",
-        "",
+        SERVED,
+        SERVED,
     ),
     "nvidia/Qwen3.6-27B-NVFP4": (
         {
@@ -242,7 +242,27 @@ SHAPES: dict[str, tuple[dict[str, Any], str | None, str | None]] = {
             "quantization": compressed(ignore=[]),
             "head": compressed_tensors_linear,
         },
-        "lm_head: expected 16-bit weights, got NVFP4 in lm_head: the engine keeps the head in 16 bits",
+        "lm_head: expected 16-bit weights, got NVFP4 in lm_head: the engine keeps a head in 16 bits unless config.json",
+        "",
+    ),
+    "by llm-compressor, ignore=[], with a head of its own": (
+        {
+            "architecture": "Qwen3ForCausalLM",
+            "quantization": compressed(ignore=[]),
+            "head": compressed_tensors_linear,
+            "config": {"tie_word_embeddings": False},
+        },
+        SERVED,
+        SERVED,
+    ),
+    "a quantized head in a model that keeps it in 16 bits": (
+        {
+            "architecture": "Qwen3NextForCausalLM",
+            "quantization": compressed(ignore=[]),
+            "head": compressed_tensors_linear,
+            "config": {"tie_word_embeddings": False},
+        },
+        "lm_head: expected 16-bit weights, got NVFP4 in lm_head: the engine keeps the head of Qwen3NextForCausalLM",
         "",
     ),
     "by llm-compressor, from AutoModelForCausalLM": (

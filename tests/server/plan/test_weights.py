@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lookalikes.public_models import dense
-from server.plan.model import describe
 from quant.formats.weights import nvfp4
+from server.plan.model import describe
 from server.plan.weights import Split, sharded, stage_layers, weights_per_gpu
 
 from .models import model

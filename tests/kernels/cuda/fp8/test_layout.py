@@ -1,4 +1,4 @@
-"""The packed layout of FP8 weights, without a GPU: every code's bits in a word, and the fp16 numbers that they become."""
+"""The packed layout of FP8 weights, without a GPU: every code's bits in a word, and the fp16 numbers they become."""
 
 from __future__ import annotations
 
