@@ -145,9 +145,13 @@ def fp8_formats() -> dict[str, Format]:
     def modelopt_file(directory: Path) -> None:
         _write_json(directory / modelopt.FILE_NAME, data)
 
-    blocks = {"quant_method": fp8.NAME, "weight_block_size": [128, 128], "activation_scheme": "dynamic"}
+    blocks: dict[str, object] = {
+        "quant_method": fp8.NAME,
+        "weight_block_size": [128, 128],
+        "activation_scheme": "dynamic",
+    }
     mixed = fours | {"format": compressed_tensors.MIXED, "config_groups": two, "ignore": ["lm_head"]}
-    tensor = fours | {
+    tensor: dict[str, object] = fours | {
         "format": compressed_tensors.FLOAT,
         "config_groups": {"group_0": said | {"targets": ["Linear"], "weights": weights | {"strategy": "tensor"}}},
         "ignore": [],

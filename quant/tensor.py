@@ -78,8 +78,8 @@ class FP8Tensor:
     """A matrix [N, K] with w[n, k] = codes[n, k] * scales[n, k // group_size].
 
     codes: float8_e4m3fn [N, K].
-    scales: float32 [N, ceil(K / group_size)], multipliers. Every format's scale, be it per tensor, per row or per block,
-    is spread over the rows: the members of a fused layer then stay exact.
+    scales: float32 [N, ceil(K / group_size)], multipliers. Every format's scale, per tensor, per row or per block, is
+    spread over the rows: the members of a fused layer then stay exact.
     group_size: columns that share a scale.
 
     Raises ValueError for a wrong dtype or shape. It names the argument, expected and got.

@@ -120,12 +120,8 @@ class QuasarNvfp4Config(QuantizationConfig):  # type: ignore[misc]  # vLLM's cla
         Raises:
             ValueError: only some members of a fused layer (q/k/v, gate/up, experts) are ignored.
         """
-        if isinstance(layer, ParallelLMHead) and prefix in self._fp8:
-            return Fp8LinearMethod(prefix, self._fp8[prefix])
-        if isinstance(layer, ParallelLMHead) and prefix in self._heads:
-            return QuasarNvfp4LinearMethod(prefix, self._read_config())
-        if isinstance(layer, VocabParallelEmbedding) and StoredDtypeEmbedding.suits(layer):
-            return StoredDtypeEmbedding()
+        if isinstance(layer, VocabParallelEmbedding):
+            return self._vocabulary_method(layer, prefix)
         if not isinstance(layer, (LinearBase, RoutedExperts)):
             return None
         config = self._read_config()
@@ -137,6 +133,13 @@ class QuasarNvfp4Config(QuantizationConfig):  # type: ignore[misc]  # vLLM's cla
             return Fp8LinearMethod(prefix, kind)
         ignored = should_ignore_layer(prefix, ignore, self.packed_modules_mapping)
         return UnquantizedLinearMethod() if ignored else QuasarNvfp4LinearMethod(prefix, config)
+
+    def _vocabulary_method(self, layer: VocabParallelEmbedding, prefix: str) -> QuantizeMethodBase | None:
+        if isinstance(layer, ParallelLMHead) and prefix in self._fp8:
+            return Fp8LinearMethod(prefix, self._fp8[prefix])
+        if isinstance(layer, ParallelLMHead) and prefix in self._heads:
+            return QuasarNvfp4LinearMethod(prefix, self._read_config())
+        return StoredDtypeEmbedding() if StoredDtypeEmbedding.suits(layer) else None
 
     def _fp8_kind(self, prefix: str) -> WeightKind | None:
         """The kind of an FP8 layer. None if it is no such layer.

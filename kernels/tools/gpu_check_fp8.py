@@ -50,7 +50,7 @@ class Checker(Findings):
         codes, scales, exact = self.weights(n, k, group)
         packed = self.native.pack_fp8(codes, scales, group)
         numbers = self.native.variants()
-        cases: list[tuple[int, dict[str, int]]] = [(m, {}) for m in TOKENS]
+        cases: list[tuple[int, dict[str, Any]]] = [(m, {}) for m in TOKENS]
         for name in VARIANTS:
             tokens = self.native.shape_of(name).tokens
             cases += [(m, {"variant": numbers[name], "blocks": b}) for m, b in ((tokens, 1), (2 * tokens + 1, 37))]

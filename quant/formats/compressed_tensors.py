@@ -99,7 +99,7 @@ def read_config(data: Mapping[str, object], source: str) -> Scheme:
         raise QuantError(f"{source}: ignore: expected names, got {show(ignore)}", _REMEDY)
     groups = field(data, "config_groups", dict, source, _REMEDY)
     found = [_read_group(groups, key, f"{source}: config_groups") for key in groups]
-    sizes = {group.group_size for group in found if group.element == "E2M1"}
+    sizes = {group.group_size for group in found if group.group_size is not None}
     if not found or len(sizes) > 1:
         got = " and ".join(map(str, sorted(sizes))) or "no group"
         raise QuantError(f"{source}: config_groups: expected one NVFP4 group_size for all, got {got}", _UNSERVED)
@@ -209,7 +209,8 @@ def _read_group(groups: Mapping[str, object], key: str, source: str) -> _Group:
             expected = " or ".join(map(show, values))
             raise QuantError(f"{source}.weights.{name}: expected {expected}, got {show(value)}", _UNSERVED)
     activations = group.get("input_activations") is not None
-    return _Group("E4M3" if is_fp8 else "E2M1", weights.get("group_size"), activations, tuple(targets))
+    size = weights.get("group_size")
+    return _Group("E4M3" if is_fp8 else "E2M1", size if isinstance(size, int) else None, activations, tuple(targets))
 
 
 FORMAT = Format(

@@ -2,9 +2,9 @@
 
 Per linear [N, K]: `weight` float8_e4m3fn [N, K] and one scale, a **multiplier** in every format: w = e4m3 * scale.
 
-    `weight_scale`       ModelOpt FP8: float32, one per tensor. compressed-tensors `float-quantized`: float32 or bfloat16, one
-                         per tensor, per row ([N, 1]) or per block of 128x128
-    `weight_scale_inv`   `quant_method: fp8` with `weight_block_size`: one per block. Not inverted, in spite of the name.
+    `weight_scale`       ModelOpt FP8: float32, one per tensor. compressed-tensors `float-quantized`: float32 or
+                         bfloat16, one per tensor, per row ([N, 1]) or per block of 128x128
+    `weight_scale_inv`   `quant_method: fp8` with `weight_block_size`: one per block. Not inverted, despite its name.
 
 Models that quantize activations too add `input_scale`, which is dropped: activations stay in 16 bits or more.
 """

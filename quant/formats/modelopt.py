@@ -22,6 +22,7 @@ from quant.errors import QuantError
 from quant.formats.compressed_tensors import read_kv_cache
 from quant.formats.format import Format, Written
 from quant.formats.scheme import LinearLayout, Scheme, wildcard_pattern
+from quant.formats.weights import Element
 from quant.jsonfile import field, optional, show
 
 # Values of `quant_method`; the first is the format's name.
@@ -89,8 +90,17 @@ def read_config(data: Mapping[str, object], source: str) -> Scheme:
         kv_cache=_read_kv_cache(body, source),
         pre_quant_scale="NVFP4_AWQ" in used,
         w8a8=any(_FP8.get(one, False) for one in used),
-        elements=(("E2M1",) if used & _ALGORITHMS.keys() else ()) + (("E4M3",) if used & _FP8.keys() else ()),
+        elements=_elements(used),
     )
+
+
+def _elements(algorithms: set[str]) -> tuple[Element, ...]:
+    found: list[Element] = []
+    if algorithms & _ALGORITHMS.keys():
+        found.append("E2M1")
+    if algorithms & _FP8.keys():
+        found.append("E4M3")
+    return tuple(found)
 
 
 def write(scheme: Scheme, kept: tuple[str, ...]) -> Written:

@@ -176,8 +176,8 @@ def compare_with_scheme(scheme: Scheme | None, modules: Modules, tensors: Mappin
         )
     if scheme is None:
         if modules.quantized:
-            name, (*_, kind) = next(iter(modules.quantized.items()))
-            got = f"{len(modules.quantized)} quantized linears, {kind} among them"
+            name, (*_, first) = next(iter(modules.quantized.items()))
+            got = f"{len(modules.quantized)} quantized linears, {first} among them"
             findings.append(
                 error("config", _shard_of(name, tensors), name, "16-bit weights, as config.json says", got, _CONFIG)
             )
@@ -194,7 +194,7 @@ def compare_with_scheme(scheme: Scheme | None, modules: Modules, tensors: Mappin
             findings.append(error("config", shard, module, expected, f"{group_size} (K={columns})", _CONFIG))
         elif pattern := matching_pattern(module, scheme.ignore or ()):
             expected = f"16-bit weights, as {scheme.source} ignores {pattern!r}"
-            # Where the list is not exact the tensors decide, which are unambiguous here (engine/layers/quantization.py).
+            # Where the list is not exact the tensors decide, and are unambiguous here (engine/layers/quantization.py).
             judged = warning if scheme.by_tensors else error
             findings.append(judged("config", shard, module, expected, "NVFP4", _CONFIG))
     if scheme.ignore is not None:

@@ -1,5 +1,6 @@
 import json
 import struct
+from typing import Any
 
 import numpy as np
 import pytest
@@ -274,7 +275,7 @@ def test_groups_that_differ_are_refused():
         read_config(mixed, "config.json")
 
 
-FP8_GROUP = {
+FP8_GROUP: dict[str, Any] = {
     "format": "float-quantized",
     "targets": ["re:.*self_attn.*", "re:.*linear_attn.*"],
     "weights": {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True, "dynamic": False},

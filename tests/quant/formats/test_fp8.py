@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -97,7 +99,7 @@ def test_a_linear_is_read_into_its_values(kind: str, name: str, dtype: torch.dty
     assert float(tensor.scales[299, -1]) == float(stored.flatten()[-1])
 
 
-WRONG = {
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no scale": ({"weight_scale": None}, r"layer: expected weight and one of weight_scale, .*got .*weight"),
     "two scales": ({"weight_scale_inv": torch.ones(1)}, r"layer: expected weight and one of"),
     "no weight": ({"weight": None}, r"layer: expected weight and one of"),

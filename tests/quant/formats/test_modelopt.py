@@ -153,8 +153,8 @@ def test_mixed_precision_is_refused_with_the_layers_that_are_not_supported():
         modelopt.read_config(nested(quant_algo="MIXED_PRECISION", quantized_layers=layers), "hf_quant_config.json")
 
     assert caught.value.problem.startswith(
-        "hf_quant_config.json: MIXED_PRECISION: expected NVFP4 and FP8 layers only, got 10 of 11 layers in other formats: "
-        "model.layers.0.mlp.up_proj (W4A8_AWQ), "
+        "hf_quant_config.json: MIXED_PRECISION: expected NVFP4 and FP8 layers only, got 10 of 11 layers in other "
+        "formats: model.layers.0.mlp.up_proj (W4A8_AWQ), "
     )
     assert caught.value.problem.endswith("model.layers.7.mlp.up_proj (W4A8_AWQ) and 2 more")
 

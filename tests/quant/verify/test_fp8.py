@@ -50,7 +50,7 @@ def test_a_whole_model_has_nothing_wrong(tmp_path: Path, depth: Any, scale: list
     assert {finding.check for finding in report.findings} == {"activations"}
 
 
-BROKEN = {
+BROKEN: dict[str, tuple[tuple[Any, ...], str, str]] = {
     "a scale for some of the rows": (("F32", [5, 1], floats(*[1] * 5)), "shape", "one scale, one per row, or one"),
     "scales along K": (("F32", [1, 64], floats(*[1] * 64)), "shape", "one per 128x128 block"),
     "E8M0 scales": (("F8_E8M0", [1], b"\x7f"), "dtype", "F32 or BF16 or F16"),
