@@ -12,7 +12,8 @@ int voltserve_fp8_repack(const uint8_t *codes, uint4 *packed, int *nan_row, int 
   return voltserve::launch_fp8_repack(codes, packed, nan_row, n, k, stream);
 }
 
-int voltserve_fp8_scales(const float *scales, float *row_factor, __half *tile_scales, int n, int k, int group, cudaStream_t stream) {
+int voltserve_fp8_scales(const float *scales, float *row_factor, __half *tile_scales, int n, int k, int group,
+                         cudaStream_t stream) {
   return voltserve::launch_fp8_scales(scales, row_factor, tile_scales, n, k, group, stream);
 }
 

@@ -69,8 +69,9 @@ std::tuple<Tensor, Tensor> pack(Tensor codes, Tensor scales, int64_t group_size)
   if (n > 0 && k > 0) {
     float *factors = data<float>(packed_scales);
     check(launch_fp8_repack(data<const uint8_t>(codes), data<uint4>(packed), data<int>(nan_row), n, k, call.stream), "fp8_pack");
-    check(launch_fp8_scales(data<const float>(scales), factors, reinterpret_cast<__half *>(factors + rows), n, k, group, call.stream),
-          "fp8_pack");
+    check(
+        launch_fp8_scales(data<const float>(scales), factors, reinterpret_cast<__half *>(factors + rows), n, k, group, call.stream),
+        "fp8_pack");
   }
   int nan = 0;  // one past its row; done once, at load, so waiting for the GPU is cheap
   check(cudaMemcpyAsync(&nan, nan_row.data_ptr(), sizeof nan, cudaMemcpyDeviceToHost, call.stream), "fp8_pack");
@@ -100,8 +101,8 @@ Tensor linear(Tensor x, Tensor packed, Tensor scales, int64_t rows, int64_t grou
   if (m == 0 || w.n == 0) return y;
   const Tensor from = readable(x, w.k);
 
-  const Plan chosen = plan({static_cast<int>(m), static_cast<int>(w.n), static_cast<int>(w.k), w.group, call.gpu.arch,
-                            call.gpu.processors, 0});
+  const Plan chosen =
+      plan({static_cast<int>(m), static_cast<int>(w.n), static_cast<int>(w.k), w.group, call.gpu.arch, call.gpu.processors, 0});
   if (chosen.path == Path::dequantize) {
     multiply_in_tiles(call, from, w.n, w.k, shaped(y, {m, w.n}),
                       [&](int64_t first, const Tensor &part) { dequantize_rows(call, w, first, part); });

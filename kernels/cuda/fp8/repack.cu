@@ -17,7 +17,8 @@ cudaError_t launch_fp8_repack(const uint8_t *codes, uint4 *packed, int *nan_row,
   return cudaGetLastError();
 }
 
-cudaError_t launch_fp8_scales(const float *scales, float *row_factor, half *tile_scales, int n, int k, int group, cudaStream_t stream) {
+cudaError_t launch_fp8_scales(const float *scales, float *row_factor, half *tile_scales, int n, int k, int group,
+                              cudaStream_t stream) {
   const size_t threads = static_cast<size_t>(ceil_div(n, kTileRows)) * kTileRows;
   fp8_scales_kernel<<<blocks_of(threads), kThreads, 0, stream>>>(scales, row_factor, tile_scales, n, k, group);
   return cudaGetLastError();
