@@ -227,7 +227,11 @@ class _Front(_Handler):
         if path.startswith("/api/v1/models/"):
             self._modelscope(path.removeprefix("/api/v1/models/"), query)
         elif path.startswith("/api/models/"):
-            name, _, revision = path.removeprefix("/api/models/").partition("/revision/")
+            path = path.removeprefix("/api/models/")
+            if "/tree/" in path:
+                self._tree(*path.split("/tree/"))
+                return
+            name, _, revision = path.partition("/revision/")
             self._info(name, revision or None, blobs=query.get("blobs", "").lower() == "true")
         elif path.startswith("/plain/"):
             self._folder(*path.removeprefix("/plain/").split("/", 2))
@@ -273,6 +277,19 @@ class _Front(_Handler):
             siblings.append(entry)
         identity = {"_id": "0" * 24, "id": name, "modelId": name, "private": False, "tags": [], "downloads": 0}
         self.json({**identity, "sha": repository.commit, "siblings": siblings})
+
+    def _tree(self, name: str, revision: str) -> None:
+        """The list that the hub's own client asks for: one page, files alone."""
+        repository = self._found(name, revision)
+        if repository is None:
+            return
+        entries = []
+        for file, data in repository.files.items():
+            entry: dict[str, Any] = {"type": "file", "path": file, "oid": git_id(data), "size": len(data)}
+            if repository.is_lfs(file):
+                entry["lfs"] = {"oid": sha256(data), "size": len(data), "pointerSize": 135}
+            entries.append(entry)
+        self.json(entries)
 
     def _resolve(self, name: str, revision: str, file: str) -> None:
         repository = self._found(name, revision)

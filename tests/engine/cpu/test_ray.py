@@ -21,7 +21,8 @@ def test_ray_stays_where_it_was_asked_for(asked: str, kept: str, monkeypatch: py
     monkeypatch.setattr("engine.cpu.ray.os.environ", environment)
     parallel = SimpleNamespace(distributed_executor_backend=asked, worker_cls="vllm.v1.worker.cpu_worker.CPUWorker")
     cache = SimpleNamespace(cache_dtype="auto")
-    RecordingCpuPlatform.check_and_update_config(SimpleNamespace(parallel_config=parallel, cache_config=cache))
+    config = SimpleNamespace(parallel_config=parallel, cache_config=cache, model_config=None)
+    RecordingCpuPlatform.check_and_update_config(config)
     assert parallel.distributed_executor_backend == kept
     assert (parallel.worker_cls == cpu_ray.WORKER) == (asked == "ray")
     assert environment == ({cpu_ray.CHANNEL: "shm"} if asked == "ray" else {})

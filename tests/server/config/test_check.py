@@ -57,7 +57,7 @@ VOLTSERVE_MODEL=/models/quasar-nvfp4
         ("VOLTSERVE_PRESET=v100x3", "VOLTSERVE_PRESET", "unknown preset 'v100x3'"),
         ("VOLTSERVE_UDS=/x", "VOLTSERVE_UDS", "is not for users any more: the engine's socket is private"),
         ("VOLTSERVE_ENFORCE_EAGER=", "VOLTSERVE_ENFORCE_EAGER", "set but empty"),
-        ("MODELS_DIR=/m", "MODELS_DIR", "did you mean MODEL_DIR?"),
+        ("MODELDIR=/m", "MODELDIR", "did you mean MODEL_DIR?"),
         ("just words", "just words", "expected NAME=VALUE"),
     ],
 )
