@@ -4,7 +4,8 @@
          + (attention + delta rule + small kernels + all-reduces) · (layers / the table's) + gathering + host
 
 Each byte is a card's share. On one card nothing is reduced or gathered. The upper end is this step in CUDA graphs. The
-lower is the slower of an eager step on an old host and of the slowest peer's claim. Nothing of it was run on a V100.
+lower is the slower of an eager step on an old host and of the slowest peer's claim. 8-bit linears count by their bytes:
+no step with them was computed. Nothing of it was run on a V100.
 """
 
 from collections.abc import Mapping
