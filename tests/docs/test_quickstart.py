@@ -62,7 +62,7 @@ def test_from_bare_ubuntu_to_paris(machine: Machine, hub: Hub) -> None:
     assert "requests: configs and headers, no weight" in output  # plan
     assert f"hf:{NAME}@{'1' * 40}, 7 files" in output  # fetch
     assert "7 sha256 digests compared" in output  # verify
-    assert output.index('"content": "Paris') > output.index("7 sha256 digests")
+    assert output.index('"content":"Paris') > output.index("7 sha256 digests")
     assert any(line.startswith("GET /api/models/") for line in hub.requests)
 
 

@@ -83,15 +83,21 @@ class Machine:
             listener.settimeout(0.05)
             command = ["bash", "-euo", "pipefail", "-c", script]
             with subprocess.Popen(command, cwd=self.folder, env=environment, stdout=output, stderr=output) as bash:
-                while bash.poll() is None:
-                    try:
-                        link, _ = listener.accept()
-                    except TimeoutError:
-                        continue
-                    with link:
-                        self._answer(link)
+                try:
+                    self._answer_until_it_ends(bash, listener)
+                finally:
+                    bash.kill()  # where a stand-in failed, its next command would wait for ever
         Path(environment["MACHINE"]).unlink()
         return bash.returncode, (self.folder / "output").read_text()
+
+    def _answer_until_it_ends(self, bash: subprocess.Popen[bytes], listener: socket.socket) -> None:
+        while bash.poll() is None:
+            try:
+                link, _ = listener.accept()
+            except TimeoutError:
+                continue
+            with link:
+                self._answer(link)
 
     def close(self) -> None:
         """Ends what serves."""
@@ -102,9 +108,9 @@ class Machine:
 
     def _answer(self, link: socket.socket) -> None:
         link.settimeout(None)
-        lines = link.makefile("rb")
-        name, *arguments = json.loads(lines.readline())
-        there = Path(lines.readline().decode().rstrip("\n"))
+        with link.makefile("rb") as lines:
+            name, *arguments = json.loads(lines.readline())
+            there = Path(lines.readline().decode().rstrip("\n"))
         self.calls.append([name, *arguments])
         code, text = getattr(self, f"_{name}")(arguments, there)
         link.sendall(f"{code}\n{text}".encode())
@@ -136,10 +142,10 @@ class Machine:
             return 0, ""
         if command in PARSED_ONLY or "--as" in arguments:
             group = typer.main.get_group(app)
-            with group.make_context("voltserve", list(arguments), resilient_parsing=False) as context:
-                name, found, rest = group.resolve_command(context, [*context.protected_args, *context.args])
+            with group.make_context("voltserve", [], resilient_parsing=True) as context:
+                name, found, rest = group.resolve_command(context, list(arguments))
                 assert found is not None
-                found.make_context(name, rest)
+                found.make_context(name, rest, parent=context)
             if command == "quantize" and "--dry-run" not in arguments:
                 write_model(Path(arguments[2]))
             return 0, f"parsed: voltserve {shlex.join(arguments)}\n"
