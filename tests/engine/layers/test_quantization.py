@@ -79,7 +79,7 @@ def test_other_checkpoints_are_left_to_vllm(config: dict[str, Any], asked_for: s
 
 
 def test_another_method_asked_for_by_name_is_respected() -> None:
-    assert QuasarNvfp4Config.override_quantization_method(nvfp4(), "fp8") is None
+    assert QuasarNvfp4Config.override_quantization_method(nvfp4(), "gptq") is None
 
 
 def test_detection_does_not_mind_odd_configs() -> None:
@@ -114,6 +114,8 @@ def write_model(directory: Path, **changes: Any) -> None:
     (directory / quantize_config.FILE_NAME).write_text(json.dumps(content))
     tensors = {
         "model.layers.0.mlp.down_proj.weight_packed": torch.zeros(2, 16, dtype=torch.uint8),
+        "model.layers.0.mlp.down_proj.weight_scale": torch.ones(2, 1).to(torch.float8_e4m3fn),
+        "model.layers.0.mlp.down_proj.weight_global_scale": torch.ones(1),
         "model.layers.1.mlp.down_proj.weight": torch.zeros(2, 32),
     }
     save_file(tensors, directory / "model.safetensors")
