@@ -1,19 +1,25 @@
-"""README.zh.md has README.md's commands, figures and links. Both are short, and every page's links lead somewhere."""
+"""Chinese pages have the English ones' commands, figures and links. READMEs are short, and all links lead somewhere."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
-ENGLISH = (ROOT / "README.md").read_text(encoding="utf-8")
-CHINESE = (ROOT / "README.zh.md").read_text(encoding="utf-8")
+PAIRS = [
+    (ROOT / name, (ROOT / name).with_suffix(".zh.md"))
+    for name in ("README.md", "docs/quickstart.md", "docs/clients.md")
+]
+of_each_pair = pytest.mark.parametrize(("english", "chinese"), PAIRS, ids=lambda page: page.name)
 
 
 def links(text: str) -> set[str]:
-    return set(re.findall(r"\]\(([^)#]+)", text)) - {"README.md", "README.zh.md"}
+    """Where a page leads, but for the other language's page of the same name."""
+    found = {link.replace(".zh.md", ".md") for link in re.findall(r"\]\(([^)#]+)", text)}
+    return found - {english.name for english, _ in PAIRS}
 
 
 def figures(text: str) -> set[str]:
@@ -29,20 +35,34 @@ def commands(text: str) -> list[str]:
     return [line for line in lines if line]
 
 
-def test_both_have_the_same_commands_in_the_same_order() -> None:
-    assert commands(CHINESE)
-    assert commands(CHINESE) == commands(ENGLISH)
+@of_each_pair
+def test_both_have_the_same_commands_in_the_same_order(english: Path, chinese: Path) -> None:
+    there = commands(chinese.read_text(encoding="utf-8"))
+    assert there
+    assert there == commands(english.read_text(encoding="utf-8"))
 
 
+@of_each_pair
 @pytest.mark.parametrize("of", [links, figures])
-def test_both_have_the_same_links_and_figures(of) -> None:  # type: ignore[no-untyped-def]
-    assert of(CHINESE)
-    assert of(CHINESE) == of(ENGLISH)
+def test_both_have_the_same_links_and_figures(of: Callable[[str], set[str]], english: Path, chinese: Path) -> None:
+    assert of(chinese.read_text(encoding="utf-8")) == of(english.read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("text", [ENGLISH, CHINESE], ids=["en", "zh"])
-def test_a_readme_is_read_in_minutes(text: str) -> None:
-    assert len(text.splitlines()) <= 100
+@of_each_pair
+def test_both_have_the_same_sections_and_lead_to_each_other(english: Path, chinese: Path) -> None:
+    texts = [page.read_text(encoding="utf-8") for page in (english, chinese)]
+    levels = [
+        re.findall(r"^(#+) ", re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL), re.MULTILINE)
+        for text in texts
+    ]
+    assert levels[0] == levels[1]
+    assert f"]({chinese.name})" in texts[0]
+    assert f"]({english.name})" in texts[1]
+
+
+@pytest.mark.parametrize("page", PAIRS[0], ids=["en", "zh"])
+def test_a_readme_is_read_in_minutes(page: Path) -> None:
+    assert len(page.read_text(encoding="utf-8").splitlines()) <= 100
 
 
 def anchors(text: str) -> set[str]:
