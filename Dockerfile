@@ -2,8 +2,8 @@
 # names, with Ray for several machines. Needs BuildKit.
 #   scripts/docker_build.sh gpu     builds with tag and labels; docs/quickstart.md says how to run it
 #
-# The environment of each target is a stage of its own, from which both the compiling stage and the final image start: no
-# compiler and no CUDA toolkit reaches the image, and 7 GB of libraries are written once.
+# The environment of each target is a stage of its own. Both the compiling stage and the final image start from it. So
+# no compiler and no CUDA toolkit reaches the image, and 7 GB of libraries are written once.
 
 # A Debian with Python 3.10–3.13 as python3. Has no effect on what is installed: every package is locked by hash.
 ARG BASE_IMAGE=python:3.12-slim-bookworm

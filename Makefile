@@ -8,7 +8,7 @@ ENGINE ?=
 VENV := .venv
 VOLTSERVE := $(VENV)/bin/voltserve
 
-.PHONY: setup setup-ray serve bench test test-long test-docker test-cluster lint lock clean kernels-cuda
+.PHONY: setup setup-ray serve bench test test-long test-docker test-cluster lint lock clean advisories kernels-cuda
 .DEFAULT_GOAL := help
 
 help:
@@ -41,6 +41,9 @@ models/smollm2-nvfp4: | models/smollm2
 
 serve: setup $(filter models/smollm2-nvfp4,$(MODEL))
 	@exec $(VOLTSERVE) serve --model "$(MODEL)" --host "$(HOST)" --port "$(PORT)"
+
+advisories: setup
+	@.venv/bin/python -m scripts.advisories docs/results/advisories-$$(date +%F).json
 
 bench: setup $(filter models/smollm2-nvfp4,$(MODEL))
 	@$(VOLTSERVE) bench --serve "$(MODEL)" --out build/bench

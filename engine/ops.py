@@ -2,7 +2,7 @@
 
 Recorded steps call these functions: `steps/recording.py` and the patterns of `steps/fusion.py` put them into graphs.
 The collective calls `add_rms_norm` too. Nothing here imports another module of the engine. torch and vLLM are imported
-when an operation first runs, since `engine.explain` needs neither of them to decide.
+when an operation first runs: `engine.explain` decides without them.
 """
 
 import importlib.util

@@ -12,7 +12,7 @@ import importlib.metadata
 import inspect
 import ipaddress
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -104,6 +104,33 @@ def _store_on_its_own_address(original: Callable[..., Any]) -> Callable[..., Any
         )
 
     return create
+
+
+def _with_biases_of_routers(original: Callable[..., Any]) -> Callable[..., Any]:
+    def load_weights(experts: Any, weights: Iterable[tuple[str, Any]]) -> Iterator[str]:
+        def of_experts() -> Iterator[tuple[str, Any]]:
+            for name, weight in weights:
+                if name == "e_score_correction_bias" and experts.e_score_correction_bias is not None:
+                    experts.e_score_correction_bias.data.copy_(weight)
+                else:
+                    yield name, weight
+
+        yield from original(experts, of_experts())
+
+    return load_weights
+
+
+def _without_gates_on_cpus(original: Callable[..., Any]) -> Callable[..., Any]:
+    def check(config: Any) -> None:
+        from vllm.platforms import current_platform
+
+        try:
+            original(config)
+        except NotImplementedError:  # its last check
+            if not current_platform.is_cpu():
+                raise
+
+    return check
 
 
 def _seeded_among_few(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -244,6 +271,25 @@ IN_WORKERS = (
         reason="on CPUs it returns memory that nobody has written, so drafts are judged at random temperatures: its "
         "kernel writes to a copy of the result in int64",
         drop_when="vLLM's _expand_kernel_impl writes its result back",
+    ),
+    Patch(
+        target="vllm.model_executor.layers.fused_moe.routed_experts:RoutedExperts.load_weights",
+        distribution="vllm",
+        version="0.28.0",
+        fingerprint="a29076794f527508c4c3b4d87baf5c46f0022d08fca94588dcff0035d3ec56cb",
+        make=_with_biases_of_routers,
+        reason="it drops the bias by which a router chooses, where a checkpoint stores it beside its experts (Laguna): "
+        "tokens then go to other experts, and nothing is said",
+        drop_when="vLLM loads mlp.experts.e_score_correction_bias",
+    ),
+    Patch(
+        target="vllm.model_executor.layers.fused_moe.config:FusedMoEConfig.__post_init__",
+        distribution="vllm",
+        version="0.28.0",
+        fingerprint="e09872a10859727b1c473c808b638fdd93962f0e1473fb19b902e8a52a4ec0bb",
+        make=_without_gates_on_cpus,
+        reason="it refuses experts without a gate (Nemotron-H) on CPUs, where engine/layers/experts.py computes them",
+        drop_when="vLLM accepts is_act_and_mul=False on CPUs",
     ),
     Patch(
         target="vllm.v1.worker.gpu_model_runner:GPUModelRunner._prepare_input_ids",

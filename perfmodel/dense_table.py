@@ -132,7 +132,7 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
     axes.plot(list(REFERENCE), list(REFERENCE.values()), ":s", label="reference document, PCIe, eager")
     axes.set(
         xlabel="streams",
-        ylabel="tokens a second",
+        ylabel="tokens per second",
         title="Qwen3-32B NVFP4 on two V100s (computed)",
         xscale="log",
         yscale="log",

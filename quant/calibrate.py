@@ -79,11 +79,7 @@ def calibrate(
     columns = [tensors[f"{module}.weight"].shape[1] for module in modules]
     model = load_model(src, beside=sums_bytes(columns, diagonal=diagonal))
     linears = _find(model, modules, src)
-    for parameter in model.parameters():
-        parameter.requires_grad_(False)
-    if gradients:
-        # The weights are frozen, so an activation before the first layer must require gradients.
-        model.get_input_embeddings().register_forward_hook(lambda _module, _inputs, output: output.requires_grad_())
+    _freeze(model, gradients=gradients)
     sums = _Sums(diagonal=diagonal, gradients=gradients)
     handles = [linear.register_forward_hook(sums.hook(name)) for name, linear in linears.items()]
     begun = [_kept_sums(kept, lane) for lane in range(LANES)]
@@ -114,9 +110,7 @@ def calibrate(
     first, *others = map_single_threaded(run, range(LANES), on_failure=sums.stop)
     for handle in handles:
         handle.remove()
-    for other in others:
-        for name, tensor in other.items():
-            first[name] = first[name] + tensor if name in first else tensor
+    _add_to(first, others)
     if unreached := [name for name in modules if name not in first]:
         raise QuantError(
             f"{src}: {unreached[0]}: expected the calibration text to pass through it, got no input",
@@ -232,6 +226,21 @@ def _backward(model: torch.nn.Module, window: torch.Tensor, seed: int) -> None:
     with torch.no_grad():
         drawn = torch.multinomial(logits.softmax(-1), 1, generator=torch.Generator().manual_seed(seed))[:, 0]
     torch.nn.functional.cross_entropy(logits, drawn, reduction="sum").backward()
+
+
+def _freeze(model: Any, *, gradients: bool) -> None:
+    """No gradients of weights. With `gradients`, those of activations are kept."""
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    if gradients:
+        # The weights are frozen, so an activation before the first layer must require gradients.
+        model.get_input_embeddings().register_forward_hook(lambda _module, _inputs, output: output.requires_grad_())
+
+
+def _add_to(sums: dict[str, torch.Tensor], others: Sequence[dict[str, torch.Tensor]]) -> None:
+    for other in others:
+        for name, tensor in other.items():
+            sums[name] = sums[name] + tensor if name in sums else tensor
 
 
 def _find(model: torch.nn.Module, modules: Sequence[str], src: Path) -> dict[str, torch.nn.Linear]:

@@ -122,18 +122,27 @@ def _read(path: Path, model: Path | None) -> Text:
         raise QuantError(f"{path}: expected a text file in UTF-8, got: {error}", _SUPPORTED) from None
     if not content.strip():
         raise QuantError(f"{path}: expected text, got an empty file", "Name another file")
-    if path.suffix.lower() in _JSONL_SUFFIXES or _is_object(content.lstrip().partition("\n")[0]):
+    if path.suffix.lower() in _JSONL_SUFFIXES or _is_json(content):
         content = "\n\n".join(_documents(content, path, model))
         if not content.strip():
             raise QuantError(f"{path}: expected text, got objects without any", "Name another file")
     return Text(content, str(path))
 
 
-def _is_object(line: str) -> bool:
+def _is_json(content: str) -> bool:
+    """Whether the first line is a JSON object, or all of it one JSON value of several lines."""
+    return _is_object(content.lstrip().partition("\n")[0]) or isinstance(_parsed(content), dict | list)
+
+
+def _parsed(text: str) -> object:
     try:
-        return isinstance(json.loads(line), dict)
+        return json.loads(text)
     except (ValueError, RecursionError):
-        return False
+        return None
+
+
+def _is_object(line: str) -> bool:
+    return isinstance(_parsed(line), dict)
 
 
 def _is_chat(messages: object) -> bool:

@@ -23,7 +23,8 @@ from quant.formats.linear import exact_reciprocal, is_all_zero
 from quant.formats.scheme import LinearLayout, Scheme
 from quant.gguf_convert import convert_gguf
 from quant.gguf_file import open_gguf
-from quant.jsonfile import read_object, write_object
+from quant.jsonfile import write_object
+from quant.model_config import read_model_config
 from quant.progress import OnProgress, Progress, ignore_progress
 from quant.quantize import copy_files
 from quant.safetensors_file import Checkpoint, ShardWriter, TensorInfo, open_checkpoint, write_index
@@ -53,8 +54,8 @@ def convert_checkpoint(
     `nearest` rounds a global scale that the format cannot hold to the nearest one that it can. The error is at most one
     unit in the last place of a float32, 1.2e-7 of the value. Without it, such a scale is refused.
 
-    Raises QuantError, and leaves nothing behind, if `voltserve verify --headers` finds an error in the source, if the
-    target cannot hold it, or if `dst` exists.
+    Raises QuantError, and leaves nothing behind, in three cases: `voltserve verify --headers` finds an error in the
+    source, the target cannot hold it, or `dst` exists.
     """
     targets = registry.targets()
     if target not in targets:
@@ -117,7 +118,7 @@ def _refuse_what_cannot_be_held(report: Report, scheme: Scheme, target: Format) 
         (
             scheme.group_size not in target.group_sizes,
             f"block size {scheme.group_size}",
-            f"{target.maker}'s NVFP4 has {sizes} weights a block scale",
+            f"{target.maker}'s NVFP4 has {sizes} weights per block scale",
         ),
         (
             scheme.kv_cache not in target.kv_caches,
@@ -203,7 +204,7 @@ def _renamed(name: str, report: Report, target: LinearLayout) -> str:
 
 
 def _write_configs(src: Path, out: Path, report: Report, scheme: Scheme, target: Format) -> None:
-    config = read_object(src / CONFIG, "Name a model directory")
+    config = read_model_config(src)
     text = config.get("text_config")
     for holder in (config, text if isinstance(text, dict) else {}):
         for key in CONFIG_KEYS:

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from quant.constants import CONFIG
-from quant.jsonfile import read_object
+from quant.model_config import read_model_config
 from quant.verify.experts import read_experts
 from quant.verify.files import Tensor
 from quant.verify.layers import Modules
@@ -23,7 +22,6 @@ _KINDS = (
     ("head", ("lm_head",)),
     ("norms and biases", ("norm", ".bias")),
 )
-_REMEDY = "Name a model directory: config.json, safetensors shards and tokenizer files"
 
 
 @dataclass(frozen=True)
@@ -56,7 +54,7 @@ class Summary:
 def inspect_model(directory: Path) -> Summary:
     """Reads headers only. Raises QuantError for a directory without a readable config.json."""
     report = verify(directory, "headers")
-    config = read_object(directory / CONFIG, _REMEDY)
+    config = read_model_config(directory)
     modules = report.modules
     sizes: Counter[str] = Counter()
     for name, tensor in report.tensors.items():

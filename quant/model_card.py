@@ -69,7 +69,7 @@ def write(source: Path, out: Path, record: QuantizeConfig, figures: Figures, tex
 
 | | |
 |---|---|
-| method | {record.scale_policy}, {record.block_size} weights to a block scale |
+| method | {record.scale_policy}, {record.block_size} weights per block scale |
 | linear layers in NVFP4 | {figures.quantized} |
 | tensors kept in 16 bits | {figures.kept} |
 | size | {figures.output_bytes / 1e6:.0f} MB, from {figures.source_bytes / 1e6:.0f} MB |

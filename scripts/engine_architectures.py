@@ -16,8 +16,8 @@ import sys
 from pathlib import Path
 
 TARGET = Path(__file__).parents[1] / "configs" / "engine_architectures.json"
-# How a model names gate, down and up of its checkpoints' experts: arguments of vLLM's mapping, or of its layer of
-# experts, which has names of its own where a model gives none.
+# How a model names gate, down and up of its checkpoints' experts: in arguments of vLLM's mapping, or of its layer of
+# experts. That layer has default names.
 _NAMES = re.compile(r'ckpt_gate_proj_name="(\w+)",\s*ckpt_down_proj_name="(\w+)",\s*ckpt_up_proj_name="(\w+)"')
 _OF_LAYER = re.compile(r'ckpt_names=\("(\w*)", "(\w*)", "(\w*)"\)')
 _LAYER = re.compile(r"\bFusedMoEFactory\(")

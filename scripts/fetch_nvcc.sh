@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Prints the folder of a CUDA 12.x toolkit that compiles for sm_70 (CUDA 13 dropped Volta), for use as CUDA_HOME.
-# CUDA_HOME is taken if its nvcc does, then one in /usr/local; otherwise 12.4.131 is put together once, in the cache
-# folder, from Debian trixie's nvidia-cuda-toolkit (compiler, cuobjdump, nvdisasm) and three PyPI packages (headers, nvvm,
-# libcudart): 115 MB of checksummed downloads, under 15 s. Needs no GPU, no root and no change to the machine. Needs
-# apt-get, dpkg, pip. DEBIAN_MIRROR (scheme and host) is where to fetch from on a machine that is no Debian, an Ubuntu say.
+# CUDA_HOME is taken if its nvcc does, then one in /usr/local. Otherwise 12.4.131 is put together once, in the cache
+# folder. Its parts are Debian trixie's nvidia-cuda-toolkit (compiler, cuobjdump, nvdisasm) and three PyPI packages
+# (headers, nvvm, libcudart): 115 MB of checksummed downloads, under 15 s. Needs no GPU, no root and no change to the
+# machine. Needs apt-get, dpkg, pip. DEBIAN_MIRROR (scheme and host) is where to fetch from on a machine that is no
+# Debian, an Ubuntu say.
 set -euo pipefail
 
 CACHE=${XDG_CACHE_HOME:-$HOME/.cache}/voltserve

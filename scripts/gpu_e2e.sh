@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Runs the overlay end to end on a GPU machine that has Python 3.12 and a torch of its own, from what scripts/gpu_e2e/pack.py
-# made here (build/gpu_e2e/): the launcher, HTTP, vLLM, our kernels. A GPU that is no V100 is treated as one
-# (VOLTSERVE_FORCE_VOLTA); its speed is its own, and mma.m8n8k4, with which a V100 multiplies 2 to 1024 tokens, is emulated
-# after Volta. Results go to $OUT/results.tar.xz (default: build/gpu_e2e/out/), renewed after each step; each step has a time limit.
+# Runs the overlay end to end on a GPU machine: the launcher, HTTP, vLLM, our kernels. The machine has Python 3.12 and a torch of
+# its own. scripts/gpu_e2e/pack.py made the rest here (build/gpu_e2e/). A GPU that is no V100 is treated as one
+# (VOLTSERVE_FORCE_VOLTA). Its speed is its own: after Volta mma.m8n8k4 is emulated, with which a V100 multiplies 2 to 1024
+# tokens. Results go to $OUT/results.tar.xz (default: build/gpu_e2e/out/), renewed after each step; each step has a time limit.
 # Usage: gpu_e2e.sh STEP…     small | moe | moe_sure | answers | speed | eager_speed | hybrid | hybrid_eager |
 #   fused_speed | small_answers | long_context | clean
 # Large models stay in the machine's memory, where another step may want them; `clean` removes them.
@@ -36,8 +36,8 @@ model() {
   mkdir -p "$WORK/model" && step 60 unpack python3 -m scripts.gpu_e2e.unpack "$WORK" "$WORK/model"
 }
 
-# ask NAME MODEL FLAG…: an engine answers the fixed questions, through HTTP. The cache's size is given, since engines that start side by
-# side would take each other's memory for their own when they look how much is left.
+# ask NAME MODEL FLAG…: an engine answers the fixed questions, through HTTP. The cache's size is given: engines that start side by side
+# would otherwise count each other's memory as their own.
 BESIDE_OTHERS=(--dtype float16 --max-model-len 2048 --max-num-seqs 32 --gpu-memory-utilization 0.1 --kv-cache-memory-bytes 2147483648)
 ask() {
   local name=$1 model=$2; shift 2
@@ -51,8 +51,8 @@ agree() {
     --command "scripts/gpu_e2e.sh $STEP" "$@" && echo "[$other] agrees" || echo "[$other] DIFFERS"
 }
 
-# The real model eagerly, recorded and not, in graphs, and in graphs that compute something else, which the start-up check must
-# notice; beside what answers.py got from the CPU engine ($PACK/cpu.json).
+# The real model eagerly, recorded and not, and in graphs. One engine's graphs compute something else, which the start-up check must notice.
+# The reference is what answers.py got from the CPU engine ($PACK/cpu.json).
 answers() {
   model || return 1
   ask eager "$WORK/model" --enforce-eager &
@@ -67,8 +67,8 @@ answers() {
   agree "$OUT/eager.json" triton "SmolLM2-135M in NVFP4: answers with our attention and with Triton's"
 }
 
-# experts MODEL: a random mixture of experts, eagerly and in graphs, beside its dequantized twin on vLLM's own kernels; and what the
-# routers of both chose, in eager steps that are not recorded.
+# experts MODEL: a random mixture of experts, eagerly and in graphs, beside its dequantized twin on vLLM's own kernels. Eager steps that are
+# not recorded show what the routers of both chose.
 experts() {
   local model=$1 twin=$1-twin way
   for way in "$model" "$twin"; do
@@ -99,7 +99,7 @@ watch() {
 moe() { experts moe; }
 moe_sure() { experts moe-sure; }
 
-# Qwen3-32B's shapes: tokens a second, against dequantizing on every call and against reading the weights.
+# Qwen3-32B's shapes: tokens per second, against dequantizing on every call and against reading the weights.
 BIG=$SHM/qwen3-32b
 big_model() { [[ -f $BIG/config.json ]] || step 120 big-model python3 -m scripts.gpu_e2e.synthetic qwen3-32b "$BIG" --device cuda; }
 speed() {

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Tensor parallelism on a machine with two GPUs, from what scripts/gpu_tp2/prepare.py and scripts/gpu_e2e/pack.py made here
-# (build/gpu_tp2/, build/gpu_e2e/): the doctor's probes, greedy texts of small models in several formats on one and two ranks,
-# all-reduces, and tokens a second of Qwen3-32B's shapes. Each NCCL step runs by peer memory and by shared memory
-# (NCCL_P2P_DISABLE=1). Results go to $OUT/tp2.tar.xz (default: build/gpu_tp2/out/), renewed after each step.
+# Tensor parallelism on a machine with two GPUs, from what scripts/gpu_tp2/prepare.py and scripts/gpu_e2e/pack.py made here (build/gpu_tp2/,
+# build/gpu_e2e/). Steps: the doctor's probes, greedy texts of small models in several formats on one and two ranks, all-reduces, and tokens
+# per second of Qwen3-32B's shapes. Each NCCL step runs by peer memory and by shared memory (NCCL_P2P_DISABLE=1). Results go to
+# $OUT/tp2.tar.xz (default: build/gpu_tp2/out/), renewed after each step.
 # Usage: gpu_tp2.sh STEP…     probes | texts | reduce | speed     WAYS=…: for texts (scripts/gpu_tp2/prepare.py)
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
@@ -50,7 +50,7 @@ reduce() {
 }
 
 # mma.m8n8k4, with which a V100 multiplies 2 to 1024 tokens, is emulated after Volta: rates above one stream are no V100's.
-# As it is served, with the model's modules, and with NCCL's all-reduces, in one engine each for shared and for peer memory; then eager
+# As it is served, with the model's modules, and with NCCL's all-reduces. One engine is for shared memory, one for peer memory. Then eager
 # steps, recorded and not.
 # shellcheck disable=SC2086  # ways are words
 speed_shared() { NCCL_P2P_DISABLE=1 speed_of speed-shared --only-graphs --ways ${SPEED_WAYS:-kernels unfused nccl}; }

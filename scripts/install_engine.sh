@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs the engine's packages into VIRTUAL_ENV, beside the torch that is there, with the uv given: for scripts/setup.sh
-# and the Dockerfile. vLLM is built from its source as Python alone (`empty`): its operators are ours (engine/operators).
+# Installs the engine's packages into VIRTUAL_ENV, beside the torch there, with the uv given. For scripts/setup.sh and
+# the Dockerfile. vLLM is built from its source as Python alone (`empty`): its operators are ours (engine/operators).
 # Without CARGO=false its build would compile an optional part in Rust wherever there is a cargo.
 # Usage: VIRTUAL_ENV=DIR install_engine.sh UV [-r MORE.lock]...
 set -euo pipefail

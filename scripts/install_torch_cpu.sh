@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Installs torch for the CPU engine into VIRTUAL_ENV, with the uv given: for scripts/setup.sh and the Dockerfile.
-# torch's CPU build is 180 MB and lives only on the PyTorch index; the default index's build brings CUDA's libraries (7 GB
-# on disk) and runs the same on a CPU. The CPU build's hashes are not locked, since that index did not answer where
-# the locks were made; its version is exact. Usage: VIRTUAL_ENV=DIR install_torch_cpu.sh UV
+# torch's CPU build is 180 MB and is only on the PyTorch index. The default index's build brings CUDA's libraries (7 GB
+# on disk) and runs the same on a CPU. The CPU build's hashes are not locked, since that index did not answer where the
+# locks were made. Its version is exact. Usage: VIRTUAL_ENV=DIR install_torch_cpu.sh UV
 set -euo pipefail
 uv=$(realpath "$1")
 cd "$(dirname "$0")/.."

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Resolves requirements/*.in into hash-locked requirements/*.lock, as of the date below (facts of the day: an
-# unpinned install resolves newer packages that the engine was never run with). Run by `make lock`.
+# Resolves requirements/*.in into hash-locked requirements/*.lock, as of the date below. An unpinned install resolves
+# newer packages, which the engine was never run with. Run by `make lock`.
 set -euo pipefail
 cd "$(dirname "$0")/../requirements"
 export UV_PYTHON_DOWNLOADS=never  # resolving for a version needs no interpreter of it

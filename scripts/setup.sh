@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Makes .venv from the lock files: uv, torch, the engine, voltserve itself. Idempotent and resumable: each step
-# leaves a stamp holding the checksum of its inputs, a step whose stamp is current is skipped, and a step that was
-# interrupted runs again. Says what it does and how long each step took. PYTHON picks the interpreter; WITH_RAY=1 adds
-# the optional extra for several machines. ENGINE=gpu or ENGINE=cpu picks the engine and is remembered; without it, and
-# with ENGINE=auto, the machine's cards do (scripts/find_engine.sh). Another engine than before makes .venv anew.
+# Makes .venv from the lock files: uv, torch, the engine, voltserve itself. Idempotent and resumable: each step leaves a
+# stamp with the checksum of its inputs. A step whose stamp is current is skipped. A step that was interrupted runs
+# again. Reports each step and its duration. PYTHON picks the interpreter; WITH_RAY=1 adds the optional extra for
+# several machines. ENGINE=gpu or ENGINE=cpu picks the engine and is remembered; without it, and with ENGINE=auto, the
+# machine's cards do (scripts/find_engine.sh). Another engine than before makes .venv anew.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -40,7 +40,7 @@ fi
 room() {
   local free
   free=$(df --output=avail -B1G . | tail -n 1 | tr -d ' ')
-  ((free >= 12)) || fail "the GPU engine needs 12 GB on this disk, and ${free} GB are free; free some, or ENGINE=cpu takes 2 GB"
+  ((free >= 12)) || fail "the GPU engine needs 12 GB on this disk, and ${free} GB are free; free some, or ENGINE=cpu takes 2 GB where PyTorch's index answers"
 }
 
 # step NAME COMMAND... -- INPUT...: runs COMMAND unless NAME's stamp says it ran on these very inputs.

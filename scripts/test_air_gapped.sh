@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Whether an image serves where there is no network: saves IMAGE, loads it into an empty Docker engine in a network namespace that has
-# nothing but loopback, starts it there with docker-compose.yml (profile cpu) and asks it. Needs root, dockerd, docker-compose,
+# Whether an image serves where there is no network. Saves IMAGE, and loads it into an empty Docker engine in a network namespace
+# that has loopback only. Starts it there with docker-compose.yml (profile cpu), and asks it. Needs root, dockerd, docker-compose,
 # and room for the image in TMPDIR. Usage: test_air_gapped.sh [IMAGE]
 set -euo pipefail
 cd "$(dirname "$0")/.."

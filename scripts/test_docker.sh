@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # `make test-docker`: builds the cpu image, and tests it and docker-compose.yml with the real engine (tests/docker).
-# Where no Docker engine answers, Debian's is installed (needs root) and started with a data folder of its own, kept between
-# runs for its layers, and stopped at the end. Where the base image cannot be pulled, scripts/docker_base.sh makes a stand-in.
-# Needs about 25 GB in DOCKER_DATA where the PyTorch index does not answer (scripts/install_torch_cpu.sh), else 5 GB.
+# Where no Docker engine answers, Debian's is installed (needs root), started with a data folder of its own, and stopped at the
+# end. The folder is kept between runs for its layers. Where the base image cannot be pulled, scripts/docker_base.sh makes a
+# stand-in. Needs about 25 GB in DOCKER_DATA where the PyTorch index does not answer (scripts/install_torch_cpu.sh), else 5 GB.
 # COMPOSE names the compose command to test; by default `docker compose`, or else docker-compose.
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -1,12 +1,11 @@
-"""Compiles for sm_70, without a GPU, every Triton kernel that vLLM would run for a Gated DeltaNet layer.
+"""Compiles for sm_70, without a GPU, the Triton kernels that vLLM runs on a V100, and those that ours replace.
 
-    python -m scripts.triton_on_volta docs/results/gdn-triton-sm70-DATE.json
+    python -m scripts.triton_on_volta docs/results/triton-sm70-DATE.json
 
-vLLM's own functions are called on CPU tensors of one rank of the 27B at TP=2, in fp16. It has 8 key and 24 value heads
-of 128, and 12 query and 2 key/value heads of 256. Where they launch a kernel, Triton compiles it for a V100, and
-nothing runs. An autotuned kernel is compiled for each block size with most warps. The result has, per kernel,
-registers, spilled bytes, shared memory and matrix products (`tt.dot`). It also counts fused multiply-adds and tensor
-core instructions in the machine code.
+vLLM's own functions are called on CPU tensors (trials/triton_calls.py). Where they launch a kernel, Triton compiles it
+for a V100, and nothing runs. An autotuned kernel is compiled for each block size with most warps. The result has, per
+kernel, registers, spilled bytes, shared memory and matrix products (`tt.dot`). It also counts fused multiply-adds and
+tensor core instructions in the machine code. `fails` and `spills` name the kernels on the path that do.
 """
 
 from __future__ import annotations
@@ -17,14 +16,38 @@ import os
 import sys
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 os.environ["CUDA_VISIBLE_DEVICES"] = ""  # with which vLLM does not ask for a GPU before it imports Triton
 
 import torch
 import triton
 from triton.runtime import driver
+from vllm.platforms import current_platform
 
-from trials.triton_on_volta import SHARED_MEMORY, Recorder, Volta, calls
+from trials.triton_calls import Calls, on_path, replaced
+from trials.triton_on_volta import SHARED_MEMORY, Recorder, Volta
+
+
+def compiled(recorder: Recorder, calls: Calls) -> list[dict[str, Any]]:
+    """What the compiler made of each kernel that is launched."""
+    before = len(recorder.rows)
+    for recorder.used_for, call in calls.items():
+        launched = recorder.launched
+        try:
+            call()
+            if recorder.launched == launched:
+                raise RuntimeError("expected a kernel to be launched, got none")
+        except Exception as error:
+            # A kernel that was not run has left no result for the code after it, all its launches are recorded by then.
+            print(f"{recorder.used_for}: {type(error).__name__}: {error}", file=sys.stderr)
+            recorder.rows.append({"for": recorder.used_for, "stopped": f"{type(error).__name__}: {error}"})
+    return recorder.rows[before:]
+
+
+def names(rows: list[dict[str, Any]], key: str) -> list[str]:
+    """Kernels whose `key` is set, each once."""
+    return list(dict.fromkeys(str(row.get("kernel", row["for"])) for row in rows if row.get(key)))
 
 
 def main() -> int:
@@ -35,21 +58,20 @@ def main() -> int:
     driver.set_active(Volta())
     torch.cuda.get_device_name = lambda *_: "Tesla V100"
     torch.cuda.get_device_capability = lambda *_: (7, 0)
+    # Where vLLM takes itself to be on a CPU, it has put functions in the place of some that launch kernels.
+    type(current_platform).is_cpu = lambda _: False
     recorder = Recorder()
-    for recorder.used_for, call in calls().items():
-        try:
-            call()
-        except Exception as error:
-            # A kernel that was not run has left no result for the code after it, all its launches are recorded by then.
-            print(f"{recorder.used_for}: {type(error).__name__}: {error}", file=sys.stderr)
-            recorder.rows.append({"for": recorder.used_for, "stopped": f"{type(error).__name__}: {error}"})
+    path, ours = compiled(recorder, on_path()), compiled(recorder, replaced())
     result = {
-        "what": f"Triton kernels that vLLM {version('vllm')} runs for Qwen3.8-27B, compiled for sm_70 (a rank at TP=2)",
+        "what": f"Triton kernels that vLLM {version('vllm')} runs on a V100, and those that ours replace, for sm_70",
         "provenance": "computed",
-        "command": "python scripts/triton_on_volta.py OUTPUT",
+        "command": f"python -m scripts.triton_on_volta {arguments.output}",
         "triton": triton.__version__,
         "shared_bytes_of_a_processor": SHARED_MEMORY,
-        "kernels": recorder.rows,
+        "fails": names(path, "fails") + names(path, "stopped"),
+        "spills": names(path, "spilled_bytes"),
+        "kernels": path,
+        "replaced": ours,
     }
     arguments.output.write_text(json.dumps(result, indent=1, default=str) + "\n")
     return 0

@@ -107,13 +107,44 @@ def add_key(path: Path, name: str, **limits: object) -> str:
         if name in {one.name for one in keys}:
             raise ConfigError(f"API keys: {path} has a key named {name!r}; revoke it first, or take another name")
         created = datetime.now(timezone.utc).replace(microsecond=0)
-        try:
-            added = ApiKey.model_validate({"name": name, "sha256": digest(key), "created": created, **limits})
-        except ValidationError as error:
-            problem = error.errors()[0]
-            raise ConfigError(f"API key {name!r}: {problem['loc'][0]}: {problem['msg']}") from error
+        added = _checked(name, {"name": name, "sha256": digest(key), "created": created, **limits})
         _write(path, (*keys, added))
     return key
+
+
+def change_key(path: Path, name: str, **limits: object) -> tuple[ApiKey, ApiKey]:
+    """Changes limits of a key; those not named stay, as does the key itself. Returns it as it was and as it is.
+
+    Args:
+        path: the file.
+        name: whose key.
+        limits: fields of `Limits`; None takes the limit away.
+
+    Raises:
+        ConfigError: there is no key of this name, a limit is malformed, or the file is (see `read_keys`).
+    """
+    with _locked(path):
+        keys = read_keys(path)
+        before = _named(path, keys, name)
+        now = _checked(name, before.model_dump() | limits)
+        if now != before:
+            _write(path, tuple(now if key is before else key for key in keys))
+    return before, now
+
+
+def _named(path: Path, keys: tuple[ApiKey, ...], name: str) -> ApiKey:
+    for key in keys:
+        if key.name == name:
+            return key
+    raise ConfigError(f"API keys: {path}: {unknown_name('key', name, [key.name for key in keys])}")
+
+
+def _checked(name: str, fields: dict[str, object]) -> ApiKey:
+    try:
+        return ApiKey.model_validate(fields)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        raise ConfigError(f"API key {name!r}: {problem['loc'][0]}: {problem['msg']}") from error
 
 
 def revoke_key(path: Path, name: str) -> None:
@@ -124,9 +155,8 @@ def revoke_key(path: Path, name: str) -> None:
     """
     with _locked(path):
         keys = read_keys(path)
-        if name not in {key.name for key in keys}:
-            raise ConfigError(f"API keys: {path}: {unknown_name('key', name, [key.name for key in keys])}")
-        _write(path, tuple(key for key in keys if key.name != name))
+        revoked = _named(path, keys, name)
+        _write(path, tuple(key for key in keys if key is not revoked))
 
 
 @contextlib.contextmanager
@@ -231,5 +261,11 @@ def _audit(before: tuple[ApiKey, ...], after: tuple[ApiKey, ...]) -> None:
         elif old[name].sha256 != new[name].sha256:
             log.info("API key replaced", key=name)
         elif old[name] != new[name]:
-            fields = [field for field in ApiKey.model_fields if getattr(old[name], field) != getattr(new[name], field)]
-            log.info("API key changed", key=name, fields=fields)
+            log.info("API key changed", key=name, **changes(old[name], new[name]))
+
+
+def changes(before: ApiKey, now: ApiKey) -> dict[str, dict[str, object]]:
+    """What differs, but for the digest: the limits as they were and as they are, None where there is none."""
+    old, new = (key.model_dump(mode="json", exclude={"sha256"}) for key in (before, now))
+    fields = [field for field in old if old[field] != new[field]]
+    return {"before": {field: old[field] for field in fields}, "now": {field: new[field] for field in fields}}

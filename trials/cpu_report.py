@@ -23,7 +23,7 @@ def report(compared: list[Server], kernel: dict[str, object], arguments: argpars
         if group
     }
     return {
-        "what": "SmolLM2-135M through HTTP: tokens a second by number of streams",
+        "what": "SmolLM2-135M through HTTP: tokens per second by number of streams",
         "how": "one server up at a time, in turn, round after round; medians of all measurements",
         "provenance": "measured",
         "date": datetime.now(tz=timezone.utc).date().isoformat(),

@@ -1,6 +1,7 @@
 """Decoding of a large model in one engine, in several ways; scripts/gpu_e2e/measure.py explains them."""
 
 import argparse
+import itertools
 import json
 import os
 import subprocess
@@ -61,16 +62,9 @@ def keep_recorded(path: Path) -> None:
     patched.replay = replay
 
 
-async def run(arguments: argparse.Namespace) -> None:
-    """All measurements, written after each, so that a time limit leaves what was measured."""
-    maker = make(arguments.make, arguments.model) if arguments.make else None
-    from vllm.plugins import load_general_plugins
-    from vllm.v1.engine.async_llm import AsyncLLM
-
-    load_general_plugins()
-    if maker is not None and maker.wait() != 0:
-        raise SystemExit(f"scripts.gpu_e2e.synthetic exited with {maker.returncode}")
-    result: dict[str, Any] = {
+def described(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The result before any measurement."""
+    return {
         "what": "decoding on the GPU named, through vLLM and the overlay",
         "provenance": "measured",
         "device": "",
@@ -85,62 +79,73 @@ async def run(arguments: argparse.Namespace) -> None:
         "rows": [],
     }
 
-    def save() -> None:
-        arguments.output.write_text(json.dumps(result, indent=1) + "\n")
 
+def save(arguments: argparse.Namespace, result: dict[str, Any]) -> None:
+    """Writes the result as it is now."""
+    arguments.output.write_text(json.dumps(result, indent=1) + "\n")
+
+
+async def run(arguments: argparse.Namespace) -> None:
+    """All measurements, written after each, so that a time limit leaves what was measured."""
+    maker = make(arguments.make, arguments.model) if arguments.make else None
+    from vllm.plugins import load_general_plugins
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    load_general_plugins()
+    if maker is not None and maker.wait() != 0:
+        raise SystemExit(f"scripts.gpu_e2e.synthetic exited with {maker.returncode}")
+    result = described(arguments)
     if arguments.eager:
         keep_recorded(arguments.output.with_name(f"{arguments.output.stem}-recorded.py"))
     listener = listen_for_decisions()
     began = time.perf_counter()
     engine = AsyncLLM.from_engine_args(engine_arguments(arguments))
-
-    async def call(name: str, *args: Any) -> Any:
-        return (await engine.collective_rpc(name, args=args))[0]
-
     result["decisions"] = listener.decisions
     for decision in listener.decisions:  # for `voltserve plan --against`
         print(json.dumps(decision), flush=True)
     result["load_seconds"] = round(time.perf_counter() - began, 1)
-    result["memory"] = await call("voltserve_memory")
+    result["memory"] = (await engine.collective_rpc("voltserve_memory"))[0]
     vocabulary = engine.model_config.get_vocab_size()
+    await add_rows(engine, arguments, result, vocabulary)
+    await add_profiles(engine, arguments, result, vocabulary)
+    engine.shutdown()
+    result["device"] = torch.cuda.get_device_name()
+    if arguments.library:
+        add_floor(result, read_ceiling(arguments.library))
+    save(arguments, result)
+
+
+async def add_rows(engine: Any, arguments: argparse.Namespace, result: dict[str, Any], vocabulary: int) -> None:
+    """A row per way, with graphs and without, and per number of streams. The engine ends as it serves."""
     seed = 0
     kinds = (False,) if arguments.eager else (True,) if arguments.only_graphs else (True, False)
-    ways = [(way, graphs) for way in arguments.ways for graphs in kinds]
     current = "kernels"
     random = torch.Generator().manual_seed(1)
     texts = torch.randint(3, vocabulary, (4, arguments.prompt), generator=random).tolist()
     likelihoods: dict[str, torch.Tensor] = {}
-    for way, graphs in ways:
+    for way, graphs in itertools.product(arguments.ways, kinds):
         if way != current:
-            await call("voltserve_way", way)
+            await engine.collective_rpc("voltserve_way", args=(way,))
             current = way
         if way not in likelihoods:
             likelihoods[way] = await prompt_logprobs(engine, texts, way)
-            result |= of_texts(likelihoods)
-        await call("voltserve_replay", graphs or arguments.eager)
+            result.update(of_texts(likelihoods))
+        await engine.collective_rpc("voltserve_replay", args=(graphs or arguments.eager,))
         await measure(engine, 2, arguments.prompt, 4, vocabulary, seed := seed + 1)  # triggers late compilation
         # Eager steps of the reference way wait for the host as ours do: one row shows it.
         for streams in arguments.streams if graphs or way != "reference" else arguments.streams[:1]:
             for row in await rates(engine, arguments, streams, vocabulary, seed := seed + 1):
                 result["rows"].append({"way": way, "graphs": graphs} | row)
                 print(result["rows"][-1], flush=True)
-            save()
+            save(arguments, result)
     if current != "kernels":
-        await call("voltserve_way", "kernels")
-    await add_profiles(engine, arguments, result, vocabulary)
-    engine.shutdown()
-    result["device"] = torch.cuda.get_device_name()
-    if arguments.library:
-        add_floor(result, read_ceiling(arguments.library))
-    save()
+        await engine.collective_rpc("voltserve_way", args=("kernels",))
 
 
 async def rates(
     engine: Any, arguments: argparse.Namespace, streams: int, vocabulary: int, seed: int
 ) -> list[dict[str, Any]]:
-    """One row; with --eager three rows of recorded steps and three of others, in turns, because the machine's speed
-    varies.
-    """
+    """One row. With --eager three rows of recorded steps and three of others, by turns: the machine's speed varies."""
     given = (streams, arguments.prompt, arguments.tokens, vocabulary, seed)
     if not arguments.eager:
         return [await measure(engine, *given)]

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from kernels.tools.c_structs import filled
 from kernels.tools.native import Library
 from kernels.tools.native_norm import NormLibrary
 from kernels.tools.timing import seconds
@@ -29,6 +30,7 @@ def layer(library: Library, norms: NormLibrary, m: int, weights: dict[str, Any])
     qkv, o, gate_up, down = (weights[name] for name in ("qkv", "o", "gate_up", "down"))
     hidden, residual, norm_weight, normed = halves(m, qkv.k), halves(m, qkv.k), halves(qkv.k), halves(m, qkv.k)
     wide, activated = halves(m, gate_up.n), halves(m, down.k)
+    gate = filled("SiluArgs", x=wide, y=activated, m=m, n=down.k)  # the GEMMs beside it keep both tensors
     norm = norms.norm(hidden, residual, norm_weight, EPS, normed)
     return [
         ("norm", norm),
@@ -36,7 +38,7 @@ def layer(library: Library, norms: NormLibrary, m: int, weights: dict[str, Any])
         ("o", library.linear(halves(m, o.k), o, hidden)),
         ("norm", norm),
         ("gate_up", library.linear(normed, gate_up, wide)),
-        ("silu_and_mul", partial(library.silu_and_mul, wide, activated)),
+        ("silu_and_mul", partial(library.launch, "silu_and_mul", gate)),
         ("down", library.linear(activated, down, hidden)),
     ]
 

@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from engine.environment import PROGRESS_SOCKET
+
 START_LIMIT = 300.0  # seconds
 
 
@@ -50,7 +52,7 @@ def listen_for_decisions() -> Decisions:
     path = f"{tempfile.mkdtemp()}/progress.sock"
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     sock.bind(path)
-    os.environ["VOLTSERVE_PROGRESS_SOCKET"] = path
+    os.environ[PROGRESS_SOCKET] = path
     return Decisions(sock)
 
 
@@ -98,7 +100,7 @@ def serve(model: Path, flags: Sequence[str], log: Path, environment: dict[str, s
             **os.environ,
             "HF_HUB_OFFLINE": "1",
             "VLLM_NO_USAGE_STATS": "1",
-            "VOLTSERVE_PROGRESS_SOCKET": f"{folder}/progress.sock",
+            PROGRESS_SOCKET: f"{folder}/progress.sock",
             **(environment or {}),
         }
         command = [

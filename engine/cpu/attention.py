@@ -3,8 +3,8 @@
 Few new tokens per request: `torch.ops.voltserve.paged_attention` reads the cache where it lies. Its work is one pass
 over a request's cache per token, shared among the threads of our kernels.
 
-Many new tokens, or what the kernel does not compute (16-bit dtypes, other head sizes, ALiBi, sinks): a request's keys
-and values are gathered, and torch computes attention with matrix multiplications.
+Many new tokens: a request's keys and values are gathered, and torch computes attention with matrix multiplications. So
+it does for all that the kernel does not compute: 16-bit dtypes, other head sizes, ALiBi, sinks.
 
 The cache of a layer is [blocks, 2, kv heads, block size, D]. A block's keys of one head lie as [D, block size], so that
 a vector holds several positions (kernels/contracts/attention.h).
@@ -59,7 +59,7 @@ def spare_openmp(model: Module) -> None:
     layers = [module for module in model.modules() if isinstance(module, (LinearBase, ParallelLMHead))]
     if layers and all(map(_runs_on_kernels, layers)):
         _threads = torch.get_num_threads()
-        progress.decision("OpenMP threads", "1", f"to {ALONE_TOKENS} new tokens a step; {_threads} beyond")
+        progress.decision("OpenMP threads", "1", f"to {ALONE_TOKENS} new tokens per step; {_threads} beyond")
 
 
 def openmp_threads(tokens: int, threads: int) -> int:

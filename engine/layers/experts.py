@@ -11,6 +11,7 @@ from torch.nn import functional
 from vllm.model_executor.layers.fused_moe.activation import ApplyMoEActivationConfig, apply_moe_activation
 from vllm.model_executor.layers.fused_moe.config import FusedMoEConfig
 from vllm.model_executor.layers.fused_moe.experts.cpu_moe import select_experts
+from vllm.model_executor.layers.fused_moe.router.fused_topk_bias_router import fused_topk_bias
 from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
 
 
@@ -52,7 +53,23 @@ class CpuExperts(UnquantizedFusedMoEMethod):  # type: ignore[misc]  # vLLM's cla
 
 
 def routed(layer: Any, x: torch.Tensor, router_logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Each token's experts by vLLM's rules: their weights, float [M, k], and their numbers, int [M, k]."""
+    """Each token's experts by vLLM's rules: their weights, float [M, k], and their numbers, int [M, k].
+
+    Without groups and a function of the model, the rules are those of vLLM's routers for GPUs. Its function for CPUs
+    knows softmax alone, and ignores a bias.
+    """
+    if not layer.use_grouped_topk and layer.custom_routing_function is None:
+        bias = layer.e_score_correction_bias
+        weights, ids = fused_topk_bias(
+            x,
+            router_logits,
+            layer.scoring_func,
+            bias,
+            layer.top_k,
+            layer.renormalize,
+            routed_scaling_factor=1.0 if bias is None else layer.routed_scaling_factor,
+        )
+        return weights, ids
     weights, ids = select_experts(
         x,
         router_logits,

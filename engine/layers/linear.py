@@ -124,12 +124,15 @@ class QuasarNvfp4LinearMethod(LinearMethodBase):  # type: ignore[misc]  # vLLM's
                 weight_loader=self._loader(global_scale, load, torch.float32, spread_over=whole),
             ),
         )
+        self._create_input_scales(layer, columns, input_size)
+
+    def _create_input_scales(self, layer: Module, columns: int, input_size: int) -> None:
         # Activations stay in 16 bits or more, so the input scales of W4A4 checkpoints are read and dropped.
         unused = Parameter(torch.empty(0), requires_grad=False)
         unused.weight_loader = lambda *_args, **_kwargs: None  # type: ignore[attr-defined]
         layer.register_parameter(self._layout.input_scale, unused)
         if self._scheme.pre_quant_scale:
-            scale = Parameter(torch.full((columns,), torch.nan, dtype=params_dtype), requires_grad=False)
+            scale = Parameter(torch.full((columns,), torch.nan, dtype=self._dtype), requires_grad=False)
             rank: Any = layer.tp_rank
             start = rank * columns if input_size != columns else 0
             scale.weight_loader = self._pre_quant_loader(slice(start, start + columns), input_size)  # type: ignore[attr-defined]

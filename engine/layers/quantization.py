@@ -1,7 +1,7 @@
 """`quasarnvfp4`: the quantization that vLLM uses for all NVFP4 and FP8 checkpoints. It decides which layers are which.
 
-It takes every format in quant/formats/registry.py, under any of their names in `--quantization` or none, and a
-directory with `quantize_config.json` alone. vLLM handles other checkpoints itself.
+It takes every format in quant/formats/registry.py, under any of their names in `--quantization`, or none. It also takes
+a directory with `quantize_config.json` alone. vLLM handles other checkpoints itself.
 """
 
 from collections.abc import Collection, Mapping

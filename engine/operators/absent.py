@@ -1,7 +1,8 @@
-"""vLLM's operators that nobody computes here: why no served model calls each, or what refuses those that would.
+"""vLLM's operators that nothing here computes. Each has its reason: no served model calls it, or such models are
+refused.
 
 A name that vLLM's Python calls is in engine/operators/table.py, or here. tests/engine/operators/test_calls.py reads
-vLLM's source and holds that. `*` stands for the rest of a name. A new release's names are thereby looked at one by one.
+vLLM's source and checks this. So each name that a new release adds is looked at. `*` stands for the rest of a name.
 """
 
 from dataclasses import dataclass

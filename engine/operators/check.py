@@ -1,4 +1,4 @@
-"""Refuses, before any weight is read, what would call an operator that nobody computes (engine/operators/absent.py).
+"""Refuses, before any weight is read, what would call an operator that is absent (engine/operators/absent.py).
 
 Such a model would load for minutes, and fail at its first request, or when a graph is captured.
 """

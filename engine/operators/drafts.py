@@ -99,7 +99,7 @@ def recover(
 
 
 def expand(out: torch.Tensor, values: torch.Tensor, ends: torch.Tensor, replaced: int, by: int) -> None:
-    """out [all drafts]: each request's value for each of its drafts, `by` in the place of `replaced`."""
+    """out [all drafts]: each request's value for each of its drafts. `by` replaces `replaced`."""
     counts = ends.diff(prepend=ends.new_zeros(1))
     expanded = values.repeat_interleave(counts)
     out[: len(expanded)] = expanded.masked_fill(expanded == replaced, by)
@@ -190,8 +190,8 @@ def draft_inputs(
 ) -> None:
     """The drafting model's tokens: a request's kept ones, its next one, `extra` - 1 masks to draft at, then padding.
 
-    `shift`: the drafting model reads the token after the one whose hidden state it gets, so the first is left out.
-    out_new [R extra]: where the next token and the masks lie. out_hidden: where each of the target's tokens went.
+    `shift`: the drafting model reads the token after the one that its hidden state belongs to. So the first is left
+    out. out_new [R extra]: where the next token and the masks lie. out_hidden: where each of the target's tokens went.
     """
     starts, ends = query_start.tolist(), query_end.tolist()
     for request, end in enumerate(ends):

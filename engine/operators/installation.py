@@ -1,4 +1,4 @@
-"""Defines the operators before vLLM is imported, and puts empty modules in the place of vLLM's libraries.
+"""Defines the operators before vLLM is imported, and replaces vLLM's libraries by empty modules.
 
 vLLM is installed without compiled code. Its modules still name operators of `torch.ops._C` and others, some of them at
 import.
@@ -41,7 +41,7 @@ class Namespace(_OpNamespace):
 
 
 class _Missing(types.ModuleType):
-    """A module whose functions say that they are not here when they are called."""
+    """A module whose functions raise when they are called: they are absent here."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

@@ -75,7 +75,7 @@ def selective_state_update(
     accepted: torch.Tensor | None,
     query_start: torch.Tensor | None,
 ) -> None:
-    """One new token of each request: states [any, H, P, N], x, z and out [R, H, P], dt [R, H, P], b and c [R, G, N].
+    """One new token per request. Shapes: states [any, H, P, N]; x, z, out and dt [R, H, P]; b and c [R, G, N].
 
     Request r's state is read at indices[r] and written to to_indices[r]. Requests at `nobody` are padding.
 

@@ -7,7 +7,7 @@ import torch
 
 from engine.layers.moe_slots import align
 
-NOWHERE = -1  # as an expert: of a row of padding, of another rank, or of a block that nobody fills
+NOWHERE = -1  # as an expert: of padding, of another rank, or of an unused block
 # What vLLM's kernel adds to a sum before it divides by it.
 SMALLEST_SUM = 1e-20
 

@@ -1,7 +1,8 @@
-"""Where each operator of vLLM's comes from here.
+"""The operators that vLLM's Python calls, and what computes each here.
 
-`TABLE` lists each one on our path: its schema as vLLM's own library declares it, so that every call of its Python fits,
-and the function that computes it on any device. Those that nobody computes are in engine/operators/absent.py.
+`TABLE` lists each one on our path, with its schema and the function that computes it on any device. The schema is as
+vLLM's own library declares it, so every call of vLLM's Python fits. Operators that nothing here computes are in
+engine/operators/absent.py.
 """
 
 from collections.abc import Callable

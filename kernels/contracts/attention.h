@@ -1,4 +1,4 @@
-// The contract of the attention ops, torch.ops.voltserve.*, on a paged cache: keys and values lie in blocks, as vLLM keeps them.
+// The contract of the attention ops, torch.ops.voltserve.*, on a paged cache. Keys and values lie in blocks, as vLLM keeps them.
 // rotate_and_cache exists on GPUs only. On the CPU the other two take float32 instead of float16, and these shapes:
 //       k_cache      [blocks, H_kv, D, B], so that a vector holds several positions; B a multiple of kPageUnit
 //       v_cache      [blocks, H_kv, B, D]; both are dense within a block, with any stride between blocks

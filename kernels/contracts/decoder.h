@@ -1,7 +1,7 @@
 // The contract of the two ops that run all decoder layers of a Llama or Qwen model over a step's tokens, on the CPU. Torch-free.
 //
-// A decoding step of a small model is a few hundred operations of a few microseconds each; calling them one by one takes longer than
-// computing them. Here a step is one call, and only norms, SiLU and attention lie between two GEMMs.
+// A decoding step of a small model is a few hundred operations of a few microseconds each. Calling them one by one takes longer
+// than computing them. Here a step is one call, and only norms, SiLU and attention lie between two GEMMs.
 //
 //   decoder_make(tensors, final_norm, group_size, heads, kv_heads, eps, scale) -> decoder
 //       Called once per model. `tensors` has kLayerTensors per layer, in the order of LayerTensor; weights are packed by nvfp4_pack.

@@ -20,10 +20,11 @@
 //       a_log, dt_bias float32 [value_heads]; state float32 [S, value_heads, V, K]; out [T, value_heads, V].
 //       Of one dtype: qkv, a, b, out. K = V.
 //
-// Any stride is allowed for slots (a column of a block table), for a state's slots (pages of a cache), and for rows of x, qkv, a and b.
+// Any stride is allowed for slots (a column of a block table) and for a state's slots (pages of a cache). So it is for rows of x,
+// qkv, a and b.
 //
-// dtype: float32 on the CPU, float16 on a GPU. Everything is computed in float32 and rounded once, to out; the state is never
-// rounded to less. softplus(x) is x above 20, where they differ by less than float32's last place.
+// dtype: float32 on the CPU, float16 on a GPU. Everything is computed in float32 and rounded once, to out. The state is never
+// rounded to less. softplus(x) is x above 20, where the two differ by less than float32's last place.
 //
 // A bad argument raises RuntimeError with its name, what was expected and what was given.
 #pragma once

@@ -66,30 +66,11 @@ struct Vector {
 }  // namespace
 }  // namespace voltserve::cpu
 
-#include "cpu/nvfp4_linear.inl"
-//
-#include "cpu/fp8_linear.inl"
-//
-#include "cpu/layers.inl"
-//
-#include "cpu/decoder.inl"
-//
-#include "cpu/gdn.inl"
+#include "cpu/table.inl"
 
 namespace voltserve::cpu {
 
-const Kernels kAvx2 = {"avx2",
-                       [] { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"); },
-                       linear,
-                       dequantize,
-                       fp8_linear,
-                       fp8_dequantize,
-                       linear16,
-                       rms_norm,
-                       silu_and_mul,
-                       attend,
-                       norm_and_rotate,
-                       causal_conv1d,
-                       gated_delta_rule};
+constexpr Kernels kAvx2 =
+    table("avx2", [] { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"); });
 
 }  // namespace voltserve::cpu

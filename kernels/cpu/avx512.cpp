@@ -63,24 +63,10 @@ struct Vector {
 }  // namespace
 }  // namespace voltserve::cpu
 
-#include "cpu/nvfp4_linear.inl"
-//
-#include "cpu/fp8_linear.inl"
-//
-#include "cpu/layers.inl"
-//
-#include "cpu/decoder.inl"
-//
-#include "cpu/gdn.inl"
+#include "cpu/table.inl"
 
 namespace voltserve::cpu {
 
-const Kernels kAvx512 = {"avx512",        [] { return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw"); },
-                         linear,          dequantize,
-                         fp8_linear,      fp8_dequantize,
-                         linear16,        rms_norm,
-                         silu_and_mul,    attend,
-                         norm_and_rotate, causal_conv1d,
-                         gated_delta_rule};
+constexpr Kernels kAvx512 = table("avx512", [] { return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw"); });
 
 }  // namespace voltserve::cpu

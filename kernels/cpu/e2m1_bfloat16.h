@@ -1,5 +1,5 @@
-// E2M1's 16 values as the two bytes of a bfloat16, as tables for byte shuffles. kHigh holds the sign and 7 bits of the exponent, kLow
-// the last bit of the exponent and the mantissa.
+// E2M1's 16 values as the two bytes of a bfloat16, as tables for byte shuffles. kHigh holds the sign and 7 bits of the exponent.
+// kLow holds the exponent's last bit and the mantissa.
 #pragma once
 
 #include <cstdint>

@@ -5,9 +5,9 @@
 
 namespace voltserve::cpu {
 
-// exp(a) = 2^n exp(r) with a = n ln 2 + r, |r| <= ln(2) / 2, and exp(r) a polynomial: the split of ln 2 and the coefficients
-// are those of Cephes' expf (S. L. Moshier), good to 2 units in the last place. Infinite from 88.4 up,
-// where n is 128; from -87 down what it is at -87, the last normal number.
+// exp(a) = 2^n exp(r) with a = n ln 2 + r, |r| <= ln(2) / 2, and exp(r) a polynomial. The split of ln 2 and the coefficients are
+// those of Cephes' expf (S. L. Moshier), good to 2 units in the last place. The result is infinite from 88.4 up, where n is 128.
+// From -87 down it stays at exp(-87), the last normal number.
 template <class Vector>
 inline auto exp_of(typename Vector::F a) {
   const auto x = Vector::clamp(a, -87.0f, 89.0f);

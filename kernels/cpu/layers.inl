@@ -8,8 +8,8 @@
 namespace voltserve::cpu {
 namespace {
 
-// y [m, N] = x [m, K] W^T for rows row_begin .. row_end of W [N, K], float16 or bfloat16, row-major like embeddings. kRows rows of W
-// are read side by side, so that there are enough independent sums to hide their latency.
+// y [m, N] = x [m, K] W^T for rows row_begin .. row_end of W [N, K], float16 or bfloat16, row-major like embeddings. kRows rows of
+// W are read side by side: that many independent sums hide the latency of additions.
 template <int M, int kRows>
 void rows_times(const Linear16 &w, const float *x, int64_t row, float *y) {
   F sum[kRows][M];

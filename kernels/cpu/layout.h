@@ -8,7 +8,7 @@
 //   lane l:  h=0: | r0 c0/c4 | r0 c1/c5 | r1 c0/c4 | r1 c1/c5 | r2 .. | r3 .. |   h=1: | r0 c2/c6 | r0 c3/c7 | ...
 //
 // Decoding turns each byte into the two bytes of a bfloat16, which can hold every E2M1 value. Then each 32-bit element holds two
-// columns of one row: the masked high half is one float32, and the low half, shifted up, is the other.
+// columns of one row. The masked high half is one float32; the low half, shifted up, is the other.
 //
 // packed: tiles one after another, each K/8 steps. scales: tiles one after another, each K/g times 16 bytes, one per row.
 #pragma once

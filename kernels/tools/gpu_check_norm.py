@@ -3,7 +3,7 @@
     python -m kernels.tools.gpu_check_norm [--library FILE.so] [--ops FILE.so] [--quick] --output docs/results/NAME.json
 
 The residual must have the bits of PyTorch's additions, one after another. y is compared with float64, from that
-residual. Ranks are streams of one GPU here; scripts/gpu_tp2/reduce.py has a GPU per rank. y is filled with NaN before
+residual. Ranks are streams of one GPU here. scripts/gpu_tp2/reduce.py has a GPU per rank. y is filled with NaN before
 each launch, and the memory around it must not change. --ops also checks the op's arguments and results. `--quick`: few
 cases and no ranks, for compute-sanitizer, under which two kernels may not run at the same time.
 """

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import torch
 
+from kernels.tools.c_structs import filled
 from kernels.tools.findings import Findings, parser
-from kernels.tools.native import LIBRARY, Library
+from kernels.tools.native import LIBRARY, Launchers
 
 # Gate and product are each rounded to fp16: by half a unit in the last place, also of the smallest numbers.
 RELATIVE, SMALLEST = 2.0**-10, 2.0**-24
@@ -24,7 +25,7 @@ GATES = (0.0, -0.0, 1e-4, -1e-4, 6e-8, -5.5, 11.0, -11.0, 88.0, -88.0, 3000.0, -
 class Checker(Findings):
     """What the checks share."""
 
-    def __init__(self, library: Library) -> None:
+    def __init__(self, library: Launchers) -> None:
         super().__init__()
         self.library = library
         self.random = torch.Generator("cuda").manual_seed(5)
@@ -32,7 +33,7 @@ class Checker(Findings):
     def gate(self, x: torch.Tensor) -> torch.Tensor:
         """The kernel's result, in memory that was NaN."""
         y = torch.full((x.shape[0], x.shape[1] // 2), torch.nan, dtype=torch.float16, device="cuda")
-        self.library.silu_and_mul(x, y)
+        self.library.launch("silu_and_mul", filled("SiluArgs", x=x, y=y, m=y.shape[0], n=y.shape[1]))
         return y
 
     def exact(self, what: str, x: torch.Tensor, y: torch.Tensor) -> None:
@@ -64,7 +65,7 @@ def main() -> int:
     options = parser(__doc__)
     options.add_argument("--library", type=Path, default=LIBRARY)
     arguments = options.parse_args()
-    checker = Checker(Library(arguments.library))
+    checker = Checker(Launchers(arguments.library))
     shapes(checker)
     return checker.finish("silu_and_mul against float64", arguments.output)
 

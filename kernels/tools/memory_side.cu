@@ -1,6 +1,6 @@
-// The fused kernel without its arithmetic: the same packed weights, skeleton, staging, shares and sums (cuda/linear/linear.cuh), but the
-// codes and scales are only xor-ed. Its time is what the kernel's memory side allows, on GPUs too where mma.m8n8k4 is
-// emulated or where the arithmetic is the bound; and it gives sass_model.py points that memory bounds. What it writes means nothing.
+// The fused kernel without its arithmetic: packed weights, skeleton, staging, shares and sums as in cuda/linear/linear.cuh. Codes
+// and scales are only xor-ed. Its time is what the kernel's memory side allows, also on GPUs that emulate mma.m8n8k4 or where the
+// arithmetic is the bound. It gives sass_model.py points that memory bounds. Its output means nothing.
 #include <cuda_runtime.h>
 
 #include "cuda/linear/linear.cuh"

@@ -75,11 +75,36 @@ def load(path: Path) -> ctypes.CDLL:
     return library
 
 
-class Library:
-    """The launchers, on torch tensors of the current device and its current stream."""
+class Launchers:
+    """The library's C functions, on torch tensors of the current device and its current stream."""
 
     def __init__(self, path: Path = LIBRARY) -> None:
         self._c = load(path)
+
+    def launch(self, name: str, arguments: ctypes.Structure) -> None:
+        """Launches the kernel of `voltserve_NAME`, whose only argument is a struct (`c_structs.filled`).
+
+        The struct has the tensors' addresses: the caller keeps the tensors.
+        """
+        self._check(self._c[f"voltserve_{name}"](ctypes.byref(arguments), self._stream()))
+
+    @staticmethod
+    def _stream() -> ctypes.c_void_p:
+        import torch
+
+        return ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+
+    @staticmethod
+    def _check(error: int) -> None:
+        if error:
+            raise RuntimeError(f"CUDA error {error} at launch")
+
+
+class Library(Launchers):
+    """The linear layer, its weights' layouts, and the yardsticks."""
+
+    def __init__(self, path: Path = LIBRARY) -> None:
+        super().__init__(path)
         self._c.voltserve_shape.restype = ctypes.POINTER(struct("Shape"))
         self._c.voltserve_place_code.restype = ctypes.c_uint32
         self._c.voltserve_place_scale.restype = ctypes.c_uint32
@@ -242,11 +267,6 @@ class Library:
         launch.shape = shape  # type: ignore[attr-defined]
         return launch
 
-    def silu_and_mul(self, x: Any, y: Any) -> None:
-        """y fp16 [m, n] = silu(x[:, :n]) * x[:, n:]."""
-        args = filled("SiluArgs", x=x, y=y, m=y.shape[0], n=y.shape[1])
-        self._check(self._c.voltserve_silu_and_mul(ctypes.byref(args), self._stream()))
-
     def read(self, data: Any, blocks: int, sink: Any) -> None:
         """Reads all of `data` (see read_ceiling.cu)."""
         count = ctypes.c_size_t(data.numel() * data.element_size() // 16)
@@ -258,14 +278,3 @@ class Library:
         count = ctypes.c_size_t(data.numel() * data.element_size() // 16)
         pointers = ctypes.c_void_p(data.data_ptr()), ctypes.c_void_p(to.data_ptr())
         self._check(self._c.voltserve_copy(pointers[0], pointers[1], count, blocks, self._stream()))
-
-    @staticmethod
-    def _stream() -> ctypes.c_void_p:
-        import torch
-
-        return ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-
-    @staticmethod
-    def _check(error: int) -> None:
-        if error:
-            raise RuntimeError(f"CUDA error {error} at launch")

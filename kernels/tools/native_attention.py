@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any
 
 from kernels.tools.c_structs import filled, struct
-from kernels.tools.native import LIBRARY, load
+from kernels.tools.native import Launchers
 
 DECODE_TOKENS = 8  # attention/plan.h's kDecodeTokens
 
@@ -60,11 +59,8 @@ def _cache(k_cache: Any, v_cache: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-class AttentionLibrary:
-    """The launchers, on torch tensors of the current device and its current stream."""
-
-    def __init__(self, path: Path = LIBRARY) -> None:
-        self._c = load(path)
+class AttentionLibrary(Launchers):
+    """Attention, and the updates of its cache."""
 
     def plan(
         self,
@@ -150,7 +146,7 @@ class AttentionLibrary:
             key=key, value=value, slots=slots, tokens=slots.shape[0], kv_heads=key.shape[1], head_dim=key.shape[2],
             key_stride=key.stride(0), value_stride=value.stride(0), **_cache(k_cache, v_cache),
         )  # fmt: skip
-        self._check(self._c.voltserve_reshape_and_cache(ctypes.byref(args), self._stream()))
+        self.launch("reshape_and_cache", args)
 
     def rotate_and_cache(
         self, q: Any, key: Any, value: Any, positions: Any, cos_sin: Any, halves: bool, q_weight: Any, k_weight: Any,
@@ -164,15 +160,4 @@ class AttentionLibrary:
             head_dim=q.shape[2], rotated=cos_sin.shape[1], q_stride=q.stride(0), key_stride=key.stride(0),
             value_stride=value.stride(0), eps=eps, halves=halves, **_cache(k_cache, v_cache),
         )  # fmt: skip
-        self._check(self._c.voltserve_rotate(ctypes.byref(args), self._stream()))
-
-    @staticmethod
-    def _stream() -> ctypes.c_void_p:
-        import torch
-
-        return ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-
-    @staticmethod
-    def _check(error: int) -> None:
-        if error:
-            raise RuntimeError(f"CUDA error {error} at launch")
+        self.launch("rotate", args)

@@ -2,8 +2,8 @@
 
     python -m kernels.tools.plot RESULT.json ...
 
-Measured: each layer's share of the read ceiling, a kernel's that only reads the same bytes, and the speed-up over other
-ways to compute the same. Computed: the share of the read ceiling and the TFLOP/s by tokens.
+Measured: each layer's share of the read ceiling, and that of a kernel that only reads the same bytes. Beside them the
+speed-up over other ways to compute the same. Computed: the share of the read ceiling and the TFLOP/s by tokens.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-// The most that memory gives: a kernel that only loads, 16 bytes a lane, several loads in flight, and keeps one sum so that
-// nothing is optimized away; and one that copies. The yardsticks of every bandwidth figure.
+// The most that memory gives. One kernel only loads: 16 bytes per lane, several loads in flight, and one sum so that nothing is
+// optimized away. The other copies. The yardsticks of every bandwidth figure.
 #include <cuda_runtime.h>
 
 #include <cstdint>

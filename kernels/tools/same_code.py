@@ -22,12 +22,15 @@ _INTERNAL = re.compile(r"\d+_GLOBAL__N__[0-9a-f]{8}_\d+_\w+?_cu_[0-9a-f]{8}")
 
 
 def functions(listing: str) -> dict[str, str]:
-    """Each kernel's instructions and encodings, by its name, of what `cuobjdump -sass` prints."""
+    """Each kernel's instructions and encodings, by its name, of what `cuobjdump -sass` prints.
+
+    Its columns are as wide as the longest instruction of a file, so the width of spaces is left out.
+    """
     found = {}
     for part in listing.split("Function : ")[1:]:
         name, _, body = part.partition("\n")
-        body = body.split("\n\t\t.....", 1)[0]
-        found[_INTERNAL.sub("INTERNAL", name.strip())] = body
+        lines = body.split("\n\t\t.....", 1)[0].splitlines()
+        found[_INTERNAL.sub("INTERNAL", name.strip())] = "\n".join(" ".join(line.split()) for line in lines)
     return found
 
 

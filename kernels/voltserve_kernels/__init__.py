@@ -11,6 +11,16 @@ torch.ops.load_library(str(Path(__file__).with_name("ops.so")))
 torch.ops.voltserve.set_cpu_threads(torch.get_num_threads())
 
 
+def _writes_only(schema: torch.FunctionSchema) -> bool:
+    return not schema.returns and any(argument.is_write for argument in schema.arguments)
+
+
+# Such an op has nothing to make while a step is traced. Each other op that is traced has a fake below for its result.
+for _name in torch._C._dispatch_get_all_op_names():
+    if _name.startswith("voltserve::") and _writes_only(torch._C._get_schema(*_name.partition(".")[::2])):
+        torch.library.register_fake(_name, lambda *_arguments, **_named: None)
+
+
 @torch.library.register_fake("voltserve::nvfp4_linear")
 def _linear(
     x: torch.Tensor,
@@ -74,24 +84,9 @@ def _rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor
     return x.new_empty(x.shape)
 
 
-@torch.library.register_fake("voltserve::add_rms_norm")
-def _add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
-    return None
-
-
 @torch.library.register_fake("voltserve::silu_and_mul")
 def _silu_and_mul(x: torch.Tensor) -> torch.Tensor:
     return x.new_empty((*x.shape[:-1], x.shape[-1] // 2))
-
-
-@torch.library.register_fake("voltserve::rms_norm_to")
-def _rms_norm_to(y: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
-    return None
-
-
-@torch.library.register_fake("voltserve::rotary_embedding")
-def _rotary_embedding(*_arguments: object) -> None:
-    return None
 
 
 @torch.library.register_fake("voltserve::causal_conv1d")
@@ -104,41 +99,6 @@ def _causal_conv1d(
     continued: torch.Tensor | None = None,
 ) -> torch.Tensor:
     return x.new_empty(x.shape)
-
-
-@torch.library.register_fake("voltserve::gated_delta_rule")
-def _gated_delta_rule(*_arguments: object) -> None:
-    return None
-
-
-@torch.library.register_fake("voltserve::paged_attention")
-def _paged_attention(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    block_table: torch.Tensor,
-    query_start: torch.Tensor,
-    seq_lens: torch.Tensor,
-    decode_query_len: int,
-    max_query_len: int,
-    scale: float,
-    window: int,
-    soft_cap: float,
-    out: torch.Tensor,
-) -> None:
-    return None
-
-
-@torch.library.register_fake("voltserve::reshape_and_cache")
-def _reshape_and_cache(
-    key: torch.Tensor, value: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, slots: torch.Tensor
-) -> None:
-    return None
-
-
-@torch.library.register_fake("voltserve::rotate_and_cache")
-def _rotate_and_cache(*_arguments: object, **_named: object) -> None:
-    return None
 
 
 def devices() -> list[str]:

@@ -12,6 +12,7 @@ from quant.formats import registry
 from quant.formats.others import OTHERS
 from quant.formats.scheme import Scheme
 from quant.jsonfile import optional, read_object
+from quant.model_config import read_model_config
 
 # The keys of config.json under which a format's config stands: today's, and an older name for it.
 CONFIG_KEYS = ("quantization_config", "compression_config")
@@ -24,10 +25,7 @@ def detect(directory: Path) -> Scheme | None:
     Raises QuantError, with reason and remedy, for a format that is not read here, a malformed config, and configs that
     contradict each other.
     """
-    config = read_object(
-        directory / CONFIG, "Name a model directory: config.json, safetensors shards and tokenizer files"
-    )
-    return detect_config(directory, config)
+    return detect_config(directory, read_model_config(directory))
 
 
 def detect_config(directory: Path, config: Mapping[str, object]) -> Scheme | None:

@@ -1,7 +1,7 @@
 """Policies that choose the E4M3 scale of each block of weights.
 
-Input: magnitudes m, already multiplied by the global divisor, float32 [R, B, g] (R rows of B blocks of g), and the
-importance i of each column, float32 [B, g], or None where all weigh the same. Output: E4M3 codes, uint8 [R, B].
+Input: magnitudes m, float32 [R, B, g], already multiplied by the global divisor (R rows of B blocks of g). With them
+the importance i of each column, float32 [B, g], or None where all weigh the same. Output: E4M3 codes, uint8 [R, B].
 
 The policies compare errors under the scale as it will be stored. A block's error is the sum of i * (m - scale * q)^2,
 where q is the E2M1 value nearest to m / scale.

@@ -18,6 +18,7 @@ EXPERT = re.compile(r"(?P<layer>.*\.experts)\.(?P<number>\d+)\.(?P<leaf>\w+)$")
 # Checkpoints' names of gate, down and up. N and K of each, as indices into (intermediate, hidden).
 PROJECTIONS = (("gate_proj", "down_proj", "up_proj"), ("w1", "w2", "w3"))
 _DOWN = tuple(down for _, down, _ in PROJECTIONS)
+_UNGATED = "relu2"  # experts without a gate: Nemotron-H's
 _AGAIN = "Download the model again; if its source is the same, the model is damaged or mislabelled"
 
 
@@ -70,7 +71,7 @@ def compare_experts(config: Mapping[str, object], modules: Modules) -> list[Find
         if layer.quantized and layer.plain:
             got = f"{len(layer.plain)} of {len(layer.found)} projections in 16 bits: {list_some(layer.plain, 2)}"
             findings.append(error("fused", "", name, "a layer's experts to be quantized all or none", got, _AGAIN))
-        leaves = next((names for names in PROJECTIONS if {leaf for _, leaf in layer.found} <= {*names}), None)
+        leaves = _projections({leaf for _, leaf in layer.found}, sizes)
         if declared and leaves:
             wanted = {(number, leaf) for number in range(declared.count) for leaf in leaves}
             if missing := sorted(wanted - layer.found):
@@ -78,6 +79,14 @@ def compare_experts(config: Mapping[str, object], modules: Modules) -> list[Find
                 got = f"none for {list_some(f'{number}.{leaf}' for number, leaf in missing)}"
                 findings.append(error("absent-expert", "", name, expected, got, _AGAIN))
     return findings[:20]
+
+
+def _projections(found: set[str], sizes: Mapping[str, object]) -> tuple[str, ...] | None:
+    """What each expert has to have, in the names found; None under names that are unknown."""
+    for gate, down, up in PROJECTIONS:
+        if found <= {gate, down, up}:
+            return (down, up) if sizes.get("mlp_hidden_act") == _UNGATED else (gate, down, up)
+    return None
 
 
 def _first(sizes: Mapping[str, object], *keys: str) -> int:

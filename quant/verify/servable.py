@@ -1,7 +1,7 @@
 """Whether a model directory can be served here: the one answer of verify, plan, explain and serve. Torch-free.
 
-Reads names, sizes, configs and headers, and no weight. A finding of severity error forbids serving; the most
-informative is first. quant/verify/unserved.py has the rules for models that are readable but not served.
+Reads names, sizes, configs and headers, and no weight. A finding of severity error forbids serving. The most
+informative one is first. quant/verify/unserved.py has the rules for models that are readable but not served.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from quant.errors import QuantError
 from quant.formats.detect import declared, detect_config, is_ours
 from quant.formats.others import ON, Device, Other, meets
 from quant.formats.scheme import Scheme
-from quant.jsonfile import read_object
+from quant.model_config import read_model_config
 from quant.safetensors_header import Header
 from quant.verify import unserved
 from quant.verify.experts import compare_experts
@@ -28,7 +28,6 @@ from quant.verify.tensor_parallel import Obstacle, obstacles
 # Checks whose errors forbid serving, but not reading and converting.
 SERVING_ONLY = ("architecture", "tokenizer", unserved.CHECK)
 
-_DIRECTORY = "Name a model directory: config.json, safetensors shards and tokenizer files"
 _MAKE_ONE = (
     "Models are local directories; nothing is fetched while serving. `voltserve model fetch NAME DIR` and "
     "`voltserve quantize SRC DST` make one"
@@ -126,7 +125,7 @@ def _read_config(
     """config.json, its quantization (ours, or another), and whether the quantization is known."""
     config: Mapping[str, object] = {}
     try:
-        config = read_object(directory / CONFIG, _DIRECTORY)
+        config = read_model_config(directory)
         _judge_architecture(config, target, findings)
         data = declared(directory, config)
         if (data is not None or target.quantization) and not (data is not None and is_ours(data)):

@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# Sourced by gpu_e2e.sh and gpu_tp2.sh in the repository's root, with OUT (this run's files) and ARCHIVE (where they go) set:
-# unpacks what scripts/gpu_e2e/pack.py made to $WORK, has Python find it, and defines `step`.
+# Sourced by gpu_e2e.sh and gpu_tp2.sh in the repository's root, with OUT (this run's files) and ARCHIVE (where they go) set.
+# Unpacks what scripts/gpu_e2e/pack.py made to $WORK, has Python find it, and defines `step`.
 mkdir -p "$OUT" "$WORK/site" "$(dirname "$ARCHIVE")"
 
 if [[ ! -f $WORK/unpacked ]]; then

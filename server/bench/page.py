@@ -96,11 +96,11 @@ def _throughput_plot(summaries: Sequence[Summary]) -> str:
                     axes.plot(*zip(*points, strict=True), linestyle=style, marker=marker, color=colour, label=label)
         for one, tpot in shown:
             axes.annotate(one.level, (one.tokens_per_s, tpot.p50 * 1e3), xytext=(0, -18), **_CENTRED)
-        axes.set(xlabel="output tokens a second, all users", ylabel="ms a token, of a request")
+        axes.set(xlabel="output tokens per second, all users", ylabel="ms per token, of a request")
         axes.set_xlim(0, _room_for(one.tokens_per_s for one, _ in shown))
         axes.set_ylim(0, _room_for(1e3 * tpot.p99 for _, tpot in shown))
         _legend(axes)
-        return as_svg(drawing, "Milliseconds a token over tokens a second, a point a level of load")
+        return as_svg(drawing, "Milliseconds per token over tokens per second, one point per level of load")
 
 
 def _percentile_plot(summaries: Sequence[Summary], name: str, what: str) -> str:
@@ -131,7 +131,7 @@ def _timeline_plot(results: Sequence[LevelResult]) -> str:
             rate_axes.set_title(result.level.label)
             user_axes.set_xlim(0, result.seconds)
             user_axes.locator_params(axis="x", nbins=3)
-        rates[0].set_ylabel("tokens a second")
+        rates[0].set_ylabel("tokens per second")
         users[0].set_ylabel("requests in flight")
         rates[0].set_ylim(bottom=0)
         users[0].set_ylim(bottom=0)
@@ -180,7 +180,7 @@ def _beside(summaries: Sequence[Summary]) -> list[str]:
         ),
         table(("users", "tok/s here", "TTFT ms p50 here", "tok/s, theirs"), rows),
         heading("What others report on V100s"),
-        paragraph("Their own claims, none measured by us: total tokens a second by users.", "note"),
+        paragraph("Their own claims, none measured by us: total tokens per second by users.", "note"),
         table(("who", "on what", "tok/s, theirs"), claims, text=(0, 1, 2)),
     ]
 

@@ -1,8 +1,9 @@
 """Prompts of an exact number of tokens, for any model, without its files.
 
-The server tells once how it cuts a text into tokens (vLLM's `return_token_ids`). Prompts are drawn at random from those
-tokens and sent as lists of token ids, which /v1/completions accepts unchanged. So the length is exact by construction,
-no two prompts share a prefix that a cache could know, and no special token is among them. Random tokens predict
+The server reports once how it splits a text into tokens (vLLM's `return_token_ids`). Prompts are drawn at random from
+those tokens and sent as lists of token ids, which /v1/completions accepts unchanged. So the length is exact by
+construction, no two prompts share a prefix that a cache could know, and no special token is among them. Random tokens
+predict
 nothing: speculative decoding shows its worst case.
 """
 

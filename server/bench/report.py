@@ -53,7 +53,7 @@ class Report:
         """For JSON; seconds, and rates per second."""
         summaries = [summarize(result) for result in results]
         return {
-            "what": "load on a server: tokens a second, and what users wait for",
+            "what": "load on a server: tokens per second, and what users wait for",
             "provenance": "measured",
             "date": self.date,
             "command": self.command,

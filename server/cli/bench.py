@@ -39,7 +39,7 @@ def bench(
     seed: Annotated[int, typer.Option(help="Picks the prompts and the arrivals.")] = 0,
     note: Annotated[str, typer.Option(help="A line for the page, such as what else the machine did.")] = "",
 ) -> None:
-    """Put load on a server and measure it: tokens a second, TTFT, time between tokens, errors; JSON and a page.
+    """Put load on a server and measure it: tokens per second, TTFT, time between tokens, errors; JSON and a page.
 
     The key, where the server wants one, is VOLTSERVE_API_KEY.
     """

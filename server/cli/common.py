@@ -98,9 +98,19 @@ class ConfiguredCommand(TyperCommand):
 
 
 class ServeCommand(ConfiguredCommand):
-    """One that serves."""
+    """One that serves. Where its command line asks for a log of JSON, errors of that line are JSON, too."""
 
     logs = True
+
+    def make_context(self, *given: Any, **more: Any) -> click.Context:
+        """Parses the command line: `given` is the command's name and its arguments."""
+        with _usage_errors(tuple(given[1]) if len(given) > 1 else tuple(more["args"])):
+            return super().make_context(*given, **more)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Runs the command."""
+        with _usage_errors(ctx.args):
+            return super().invoke(ctx)
 
 
 class GatewayCommand(ServeCommand):
@@ -141,6 +151,21 @@ def user_errors(arguments: Sequence[str] | None = None) -> Iterator[None]:
         else:
             print(f"voltserve: {error}", file=sys.stderr)
         raise typer.Exit(code) from error
+
+
+@contextmanager
+def _usage_errors(arguments: Sequence[str]) -> Iterator[None]:
+    """Shows click's errors of a command line as `user_errors` shows ours, where it asks for JSON."""
+    from server import logs
+
+    try:
+        yield
+    except click.UsageError as error:
+        if logs.asked_form(arguments) != "json":
+            raise
+        logs.no_plain_lines()
+        logs.error(error.format_message(), exit_code=error.exit_code)
+        raise typer.Exit(error.exit_code) from error
 
 
 @contextmanager

@@ -3,13 +3,17 @@
 import json
 from dataclasses import asdict
 from datetime import datetime, timedelta, timezone
+from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from server.cli.common import group, user_errors
 from server.environment import KEYS_FILE, USAGE_FILE
+
+if TYPE_CHECKING:
+    from server.keys import ApiKey
 
 app = group("API keys of the gateway (serve --keys-file).")
 
@@ -18,25 +22,44 @@ KeysFile = Annotated[
 ]
 
 
+# The limits of a key, as `add` and `change` take them.
+RequestsPerMinute = Annotated[int | None, typer.Option(min=0, help="Limit of this key, instead of serve's; 0: none.")]
+MaxConcurrent = Annotated[
+    int | None, typer.Option(min=0, help="Requests of this key at once, instead of serve's; 0: no limit.")
+]
+Expires = Annotated[datetime | None, typer.Option(formats=["%Y-%m-%d"], help="Last day on which it is valid, in UTC.")]
+Models = Annotated[
+    list[str] | None, typer.Option(help="A model name that it may ask for; may be repeated. Default: all.")
+]
+TokensPerDay = Annotated[
+    int | None, typer.Option(min=1, help="Tokens of prompts and answers a day, from 00:00 UTC on.")
+]
+
+
+class Limit(str, Enum):
+    """The limits by the names of their flags."""
+
+    REQUESTS_PER_MINUTE = "requests-per-minute"
+    MAX_CONCURRENT = "max-concurrent"
+    EXPIRES = "expires"
+    MODELS = "models"
+    TOKENS_PER_DAY = "tokens-per-day"
+
+    @property
+    def field(self) -> str:
+        """Its name in the file of keys."""
+        return self.value.replace("-", "_")
+
+
 @app.command("add")
 def keys_add(
     name: Annotated[str, typer.Argument(help="Whom the key is for; the log shows this name.")],
     file: KeysFile,
-    requests_per_minute: Annotated[
-        int | None, typer.Option(min=0, help="Limit of this key, instead of serve's; 0: none.")
-    ] = None,
-    max_concurrent: Annotated[
-        int | None, typer.Option(min=0, help="Requests of this key at once, instead of serve's; 0: no limit.")
-    ] = None,
-    expires: Annotated[
-        datetime | None, typer.Option(formats=["%Y-%m-%d"], help="Last day on which it is valid, in UTC.")
-    ] = None,
-    models: Annotated[
-        list[str] | None, typer.Option(help="A model name that it may ask for; may be repeated. Default: all.")
-    ] = None,
-    tokens_per_day: Annotated[
-        int | None, typer.Option(min=1, help="Tokens of prompts and answers a day, from 00:00 UTC on.")
-    ] = None,
+    requests_per_minute: RequestsPerMinute = None,
+    max_concurrent: MaxConcurrent = None,
+    expires: Expires = None,
+    models: Models = None,
+    tokens_per_day: TokensPerDay = None,
 ) -> None:
     """Make a key and print it, once: only its digest is kept. A running gateway takes it at once."""
     from server.keys import add_key
@@ -54,6 +77,64 @@ def keys_add(
     print(key)
 
 
+@app.command("change")
+def keys_change(
+    name: Annotated[str, typer.Argument(help="Name of the key.")],
+    file: KeysFile,
+    requests_per_minute: RequestsPerMinute = None,
+    max_concurrent: MaxConcurrent = None,
+    expires: Expires = None,
+    models: Models = None,
+    tokens_per_day: TokensPerDay = None,
+    clear: Annotated[
+        list[Limit] | None, typer.Option(help="A limit to take away: this key then has serve's, or none. Repeatable.")
+    ] = None,
+) -> None:
+    """Change limits of a key; others stay, and so does the key. A running gateway takes them at once.
+
+    Tokens already used today count against a new budget.
+    """
+    from server.errors import ConfigError
+    from server.keys import change_key
+
+    values = {
+        Limit.REQUESTS_PER_MINUTE: requests_per_minute,
+        Limit.MAX_CONCURRENT: max_concurrent,
+        Limit.EXPIRES: expires and expires.date(),
+        Limit.MODELS: models or None,
+        Limit.TOKENS_PER_DAY: tokens_per_day,
+    }
+    given = {limit: value for limit, value in values.items() if value is not None}
+    with user_errors():
+        if both := [limit.value for limit in clear or () if limit in given]:
+            raise ConfigError(f"--{both[0]} and --clear {both[0]} contradict each other; give one")
+        if not given and not clear:
+            flags = ", ".join(f"--{limit.value}" for limit in Limit)
+            raise ConfigError(f"nothing to change: give {flags} or --clear LIMIT")
+        before, now = change_key(
+            file,
+            name,
+            **{limit.field: value for limit, value in given.items()},
+            **{one.field: None for one in clear or ()},
+        )
+    if before == now:
+        print(f"{_described(now)}  (as it was)")
+    else:
+        print(f"was: {_described(before)}\nnow: {_described(now)}")
+
+
+def _described(key: "ApiKey") -> str:
+    """A line with the key's name, date and limits."""
+    of_requests = {"requests a minute": key.requests_per_minute, "at once": key.max_concurrent}
+    limits = "; ".join(
+        f"{what}: {'as serve has it' if value is None else value or 'no limit'}" for what, value in of_requests.items()
+    )
+    expiry = f"{key.expires} at its end" if key.expires else "never"
+    models = ", ".join(key.models) if key.models else "all"
+    budget = key.tokens_per_day or "no limit"
+    return f"{key.name}  {key.created:%Y-%m-%d}  {limits}; expires: {expiry}; models: {models}; tokens a day: {budget}"
+
+
 @app.command("list")
 def keys_list(file: KeysFile) -> None:
     """Show the keys' names, dates and limits."""
@@ -62,17 +143,7 @@ def keys_list(file: KeysFile) -> None:
     with user_errors():
         keys = read_keys(file)
     for key in keys:
-        of_requests = {"requests a minute": key.requests_per_minute, "at once": key.max_concurrent}
-        limits = "; ".join(
-            f"{what}: {'as serve has it' if value is None else value or 'no limit'}"
-            for what, value in of_requests.items()
-        )
-        expiry = f"{key.expires} at its end" if key.expires else "never"
-        models = ", ".join(key.models) if key.models else "all"
-        budget = key.tokens_per_day or "no limit"
-        print(
-            f"{key.name}  {key.created:%Y-%m-%d}  {limits}; expires: {expiry}; models: {models}; tokens a day: {budget}"
-        )
+        print(_described(key))
 
 
 @app.command("usage")

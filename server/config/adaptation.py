@@ -11,6 +11,7 @@ from quant.jsonfile import read_object
 from quant.verify.servable import Target, examine
 from quant.verify.tensor_parallel import SIZES
 from server.config.flags import FlagValue
+from server.config.positions import KEY, scaled_positions
 from server.decisions import Decision
 
 LENGTH, TENSOR, PIPELINE = "max-model-len", "tensor-parallel-size", "pipeline-parallel-size"
@@ -39,7 +40,7 @@ def adapt(model: Path, values: Mapping[str, FlagValue], sources: Mapping[str, st
 
 
 def _shorter(config: Mapping[str, object], of_preset: Mapping[str, int]) -> Iterator[Adapted]:
-    positions = _number(config, "max_position_embeddings")
+    positions = scaled_positions(_text(config), _number(config, KEY))
     asked = of_preset.get(LENGTH, 0)
     if positions and asked > positions:
         reason = f"the model has {positions:,} positions; the preset would allow {asked:,}"
@@ -65,6 +66,10 @@ def _fewer_stages(config: Mapping[str, object], of_preset: Mapping[str, int]) ->
 
 
 def _number(config: Mapping[str, object], key: str) -> int:
-    text = config.get("text_config")
-    value = (text if isinstance(text, dict) else config).get(key)
+    value = _text(config).get(key)
     return value if isinstance(value, int) and value > 0 else 0
+
+
+def _text(config: Mapping[str, object]) -> Mapping[str, object]:
+    text = config.get("text_config")
+    return text if isinstance(text, dict) else config

@@ -167,7 +167,7 @@ def load_configs(
 
 
 def _with_decision(config: Config, configs: Sequence[Config]) -> Config:
-    """Adds to an engine on demand with whom it shares its place."""
+    """Adds to an engine on demand the places that it shares."""
     demand = config.demand
     if demand is None:
         return config

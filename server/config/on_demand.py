@@ -8,10 +8,10 @@ IDLE_SHARE = 6  # an engine without requests for a sixth of its residence counts
 
 
 class OnDemand(BaseModel):
-    """How an engine on demand shares its place; docs/engines.md says what the file's keys mean. Times in seconds.
+    """How an engine on demand shares its places; docs/engines.md explains the file's keys. Times are in seconds.
 
-    `places` are its GPUs, or the CPU. Of two engines with a common place one runs at a time. An `idle_timeout` of 0 is
-    none; a `min_residence` of None is as long as the engine's last start took, within RESIDENCE.
+    `places` are its GPUs, or the CPU. Two engines with a common place run one at a time. An `idle_timeout` of 0 never
+    stops it. A `min_residence` of None is the duration of the engine's last start, within RESIDENCE.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

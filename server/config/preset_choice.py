@@ -10,11 +10,15 @@ from server.errors import ConfigError, PreflightError
 
 def unused_cards(presets: Mapping[str, Preset], devices: Devices, *, cpu_engine: bool) -> list[Decision]:
     """A decision to report where the engine is the CPU build, but the CUDA build would use the machine's cards."""
-    ours = {preset.match.capability for preset in presets.values() if preset.match is not None}
-    if not cpu_engine or not ours.intersection(gpu.capability for gpu in devices.gpus):
+    if not cpu_engine or not _capabilities(presets).intersection(gpu.capability for gpu in devices.gpus):
         return []
     remedy = "`make setup ENGINE=gpu` installs the GPU engine"
     return [Decision(*UNUSED_CARDS, f"{devices} stays unused, which would serve many times faster; {remedy}")]
+
+
+def _capabilities(presets: Mapping[str, Preset]) -> set[str]:
+    """The compute capabilities that presets are for."""
+    return {preset.match.capability for preset in presets.values() if preset.match is not None}
 
 
 def select_preset(presets: Mapping[str, Preset], devices: Devices, *, cpu_engine: bool) -> tuple[Preset, Decision]:
@@ -51,6 +55,12 @@ def select_preset(presets: Mapping[str, Preset], devices: Devices, *, cpu_engine
         preset = max(partly, key=lambda one: one[0])[1]
         reason = f"no preset is for all of {devices}; this one has the most memory of those for some of them"
         return preset, Decision("preset", preset.name, reason)
+    if not _capabilities(presets).intersection(gpu.capability for gpu in found):
+        raise ConfigError(
+            f"no preset covers the GPUs found ({devices}): voltserve serves on Tesla V100s, and on CPUs. `make setup "
+            "ENGINE=cpu` or the -cpu image leaves them unused; for trials, --preset NAME --volta force treats every "
+            "card as a V100"
+        )
     listing = "\n".join(f"  {preset.name}: {preset.description}" for preset in presets.values())
     raise ConfigError(
         f"no preset covers the GPUs found ({devices}).\nPick one with --preset NAME, or hide GPUs with "

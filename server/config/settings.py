@@ -8,6 +8,7 @@ import importlib.metadata
 import ipaddress
 import math
 import os
+import re
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -36,6 +37,7 @@ from server.decisions import Decision
 from server.environment import PREFIX
 from server.errors import ConfigError, unknown_name
 
+_OF_A_SERVICE = re.compile(r"_SERVICE_(?:HOST|PORT)|_PORT_\d+_(?:TCP|UDP|SCTP)")
 _LISTS = frozenset({"served-model-name", "cors-origins", "forwarded-allow-ips"})
 
 # Engine flags below every preset. The access log is the gateway's; the engine's would be full of heartbeats.
@@ -75,7 +77,7 @@ class Settings(BaseModel):
     )
     keys_file: str = Field("", description="file of API keys (voltserve keys); without it no key is needed")
     usage_file: str = Field("", description="file of the tokens that keys used; beside the file of keys by default")
-    requests_per_minute: int = Field(0, ge=0, description="requests a minute of one key (or address); 0: no limit")
+    requests_per_minute: int = Field(0, ge=0, description="requests per minute of one key (or address); 0: no limit")
     max_concurrent: int = Field(0, ge=0, description="requests of one key (or address) at once; 0: no limit")
     max_in_flight: int = Field(256, gt=0, description="requests at the engine at once; more wait in a queue")
     queue_size: int = Field(256, ge=0, description="requests that may wait; more are refused with 503")
@@ -292,6 +294,11 @@ def _read_variables(environ: Mapping[str, str]) -> dict[str, FlagValue]:
     for variable, text in environ.items():
         if not variable.startswith(PREFIX):
             continue
+        if _OF_A_SERVICE.search(variable):
+            raise ConfigError(
+                f"{variable}: Kubernetes sets it for a Service named voltserve. Set `enableServiceLinks: false` in the "
+                "pod's spec, as configs/kubernetes/voltserve.yaml does, or give the Service another name"
+            )
         if variable not in flags:
             raise ConfigError(unknown_name("environment variable", variable, flags))
         try:

@@ -14,7 +14,7 @@ from server.gateway.metrics import Metrics
 
 _VALID_ID = re.compile(rb"[\w.:-]{1,128}")
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
-# Asked every few seconds by whoever watches; a 503 there is an answer, not a failure.
+# Monitors ask for it every few seconds. A 503 there is an answer, not a failure.
 _QUIET = frozenset({"/health", "/health/live", "/health/ready", "/metrics"})
 
 
@@ -22,9 +22,9 @@ class AccessMiddleware:
     """Pure ASGI, so that it neither buffers a stream nor hides a client's going away.
 
     Puts `request_id` into `scope["state"]`. Reads `key` (the API key's name), `model` and the tokens there, where they
-    are known. `outcome` is the status for the log and the metrics where it differs from the one sent: for a stream that
-    broke off, or a client that left. Behind a reverse proxy on an address among `trusted`, the client is whom
-    X-Forwarded-For names.
+    are known. `outcome` is the status for the log and the metrics where it differs from the one sent. It does for a
+    stream that broke off, and for a client that left. Behind a reverse proxy on an address among `trusted`, the client
+    is whom X-Forwarded-For names.
     """
 
     def __init__(self, app: ASGIApp, metrics: Metrics, trusted: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""Requests that wait for an engine on demand: a bounded queue in order of arrival, and what each is told meanwhile."""
+"""Requests that wait for an engine on demand: a bounded queue in order of arrival, and reports to each meanwhile."""
 
 import asyncio
 import time
@@ -16,10 +16,9 @@ from server.gateway.limits import Admission
 from server.supervisor import State, Status
 
 TELL_INTERVAL = 5.0  # seconds between two comments in a stream that waits; proxies close silent ones after 30 or 60
-TURN_LIMIT = (
-    1.0  # seconds in which a request that has its turn must go to the engine; a client that reads nothing may not
-)
-RETRY = 10  # seconds after which a request that found the queue full may come back
+# Seconds in which a request whose turn it is must go to the engine. One of a client that reads nothing may not go.
+TURN_LIMIT = 1.0
+RETRY = 10  # seconds after which a request that found the queue full may try again
 
 Tell = Callable[[str], Awaitable[None]]
 
@@ -27,7 +26,7 @@ _STARTING = {State.STARTING, State.LOADING, State.WARMING}
 
 
 class Startable(Protocol):
-    """What starts and stops the engine: an OnDemandSupervisor, whose methods say more."""
+    """What starts and stops the engine: an OnDemandSupervisor, which documents the methods."""
 
     @property
     def status(self) -> Status:
@@ -52,7 +51,7 @@ class Startable(Protocol):
 
 @dataclass(eq=False)
 class _Waiter:
-    """A request. `turn` becomes None when it may go on, or the error that it is answered with."""
+    """A request. `turn` becomes None when it may proceed, or the error to answer with."""
 
     turn: "asyncio.Future[APIError | None]"
     since: float
@@ -60,7 +59,7 @@ class _Waiter:
 
 @dataclass
 class Counts:
-    """What has happened since the gateway began. `waited` seconds in all by `waits` requests."""
+    """What has happened since the gateway began. `waits` requests waited `waited` seconds in total."""
 
     starts: int = 0
     swaps: int = 0
@@ -193,7 +192,7 @@ class Demand:
         return self.waits_for or f"{self.name} is {self.status.state.value}"
 
     def may_leave_at(self, now: float) -> float:
-        """From when on another model may have its place. Never while requests wait for its start."""
+        """The time from which another model may have its places. Never while requests wait for its start."""
         if self.status.state in _STARTING:
             return now if self.waiting_since is None else float("inf")
         stays = self._ready_at + self._residence
@@ -204,13 +203,13 @@ class Demand:
         return min(stays, self._used_at + self._residence / IDLE_SHARE)
 
     def idle_at(self) -> float:
-        """When its idle time-out ends, unless requests come."""
+        """When its idle time-out ends, unless requests arrive."""
         limit = self.options.idle_timeout
         resident = self.status.state is State.READY and not self.busy and not self._waiters
         return self._used_at + limit if limit and resident else float("inf")
 
     def settle(self, now: float) -> float:
-        """Gives waiting requests their turn or their error, and ends a drain. Returns when to look again."""
+        """Lets waiting requests proceed or fail, and ends a drain. Returns when to look again."""
         state = self.status.state
         if state is State.READY:
             self._answer(None)

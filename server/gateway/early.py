@@ -11,7 +11,7 @@ OF_EVENTS = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
 
 
 class EarlyStream:
-    """The answer to a request for a stream. Comments may come before the answer; `send` then adapts the answer to them.
+    """The answer to a request for a stream. Comments may precede the answer; `send` then adapts the answer to them.
 
     Args:
         scope: the request's; `state` gets the `outcome` of an error that came too late to be a status.

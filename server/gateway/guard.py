@@ -102,7 +102,7 @@ class Guard:
         if used >= key.tokens_per_day:
             seconds = self.ledger.seconds_to_midnight()
             message = (
-                f"the API key {key.name!r} has used {used} of its {key.tokens_per_day} tokens a day; its next day "
+                f"the API key {key.name!r} has used {used} of its {key.tokens_per_day} tokens per day; its next day "
                 f"begins at 00:00 UTC, in {seconds} s. Whoever runs this server can give it more"
             )
             raise APIError(429, "token_budget_exceeded", message, {"Retry-After": str(seconds)})
@@ -132,7 +132,7 @@ class Guard:
         try:
             key = self._keys.find(presented.strip())
         except KeysUnreadableError as error:
-            # The reason is in the log; a path on this machine is nobody else's business.
+            # The reason is in the log only: it has a path of this machine.
             raise APIError(503, "keys_unusable", "the server's file of API keys cannot be used") from error
         if key is None:
             raise _unauthorized("the API key is not valid here")
@@ -234,8 +234,8 @@ _JSON = json.JSONDecoder(parse_constant=_no_such_constant)
 def parse_object(body: bytes) -> dict[str, Any]:
     """A request body's JSON object, by RFC 8259 to the letter.
 
-    Python's parser also takes other encodings than UTF-8, NaN, Infinity, and half a surrogate pair: the engine would
-    take them too and then fail on them with a 500.
+    Python's parser also takes encodings besides UTF-8, NaN, Infinity, and half a surrogate pair. The engine would take
+    them too, and then answer 500.
 
     Raises:
         APIError: 400, where it is not one.

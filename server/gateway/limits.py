@@ -58,7 +58,7 @@ class ClientLimits:
         if client.requests_per_minute:
             if use.tokens < 1:
                 seconds = ceil((1 - use.tokens) * 60 / client.requests_per_minute)
-                message = f"over your limit of {client.requests_per_minute} requests a minute; next in {seconds} s"
+                message = f"over your limit of {client.requests_per_minute} requests per minute; next in {seconds} s"
                 raise APIError(429, "rate_limit_exceeded", message, {"Retry-After": str(seconds)})
             use.tokens -= 1
         use.running += 1
@@ -127,7 +127,7 @@ class Admission:
             raise APIError(503, "queue_timeout", message, {"Retry-After": "5"})
 
     def leave(self) -> None:
-        """Gives the place to whoever has waited longest."""
+        """Gives the place to the request that has waited longest."""
         if self._turns:
             self._turns.popleft().set_result(None)
         else:

@@ -25,7 +25,7 @@ class Listings:
         self._began = int(time.time())
 
     async def of(self, upstream: Upstream) -> list[dict[str, Any]]:
-        """The models of an engine; those of one on demand also while it does not run.
+        """The models of an engine. Those of an engine on demand are listed while it does not run, too.
 
         Raises:
             APIError: an engine that always runs did not answer.

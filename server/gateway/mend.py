@@ -38,6 +38,6 @@ def error_body(status: int, body: bytes) -> bytes:
 
 
 def message_text(message: str) -> str:
-    """An engine's message without what is nobody's business, in at most MAX_MESSAGE characters."""
+    """An engine's message without internals, in at most MAX_MESSAGE characters."""
     message = _FOR_DEVELOPERS.sub("", message).strip() or SILENT
     return message if len(message) <= MAX_MESSAGE else message[: MAX_MESSAGE - 1] + "…"

@@ -80,7 +80,7 @@ def _limits(config: Settings) -> str:
         f"A request asks for at most {config.max_sequences} sequences (prompts times n).",
     ]
     if config.requests_per_minute:
-        said.append(f"{config.requests_per_minute} requests a minute, unless the key says otherwise.")
+        said.append(f"{config.requests_per_minute} requests per minute, unless the key says otherwise.")
     if config.max_concurrent:
         said.append(f"{config.max_concurrent} requests at once, unless the key says otherwise.")
     return " ".join(said)

@@ -142,8 +142,8 @@ class Pool:
             upstream.demand.left()
 
     async def keeper(self, response_id: str) -> Upstream:
-        """The engine that keeps this response, found by asking all that are ready: responses outlive the gateway's
-        connections, and which engines keep any is theirs to decide.
+        """The engine that keeps this response. All ready engines are asked: responses outlive the gateway's
+        connections, and each engine decides whether it keeps them.
 
         Raises:
             APIError: 404 where none does.

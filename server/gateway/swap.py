@@ -1,9 +1,10 @@
 """Which engines on demand run. Engines with a common GPU, or those that share the CPU, run one at a time.
 
 One order decides: the model whose request has waited longest is served first. Its engine is started where its places
-are free. Otherwise each engine in its way is retired as soon as it may leave: after its residence, or once it has been
-out of use for a sixth of it. So places in use change hands at most once per residence, however requests alternate. A
-retired engine gets no new requests, ends those under way, and is stopped; only then the next one starts.
+are free. Otherwise each engine in its way is retired as soon as it may leave. It may leave after its residence, or
+after a sixth of that without requests. So an engine in use is replaced at most once per residence, however requests
+alternate. A retired engine gets no new requests, ends those under way, and is stopped. Only then does the next one
+start.
 """
 
 import asyncio

@@ -16,7 +16,7 @@ from server.plan.model import Model, describe
 
 FILE = Path(__file__).parents[2] / "configs" / "catalogue.yaml"
 UNKNOWN = "unknown"
-_GROUP = 16  # weights a block scale
+_GROUP = 16  # weights per block scale
 
 
 class _Strict(BaseModel):

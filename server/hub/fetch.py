@@ -116,7 +116,7 @@ def _already_there(source: Source, directory: Path) -> Fetched | None:
     if not same or source.revision not in (record.get("asked"), record.get("revision")):
         have = f"{record.get('source')}@{record.get('revision')}"
         raise HubError(f"{directory}: expected nothing, got {have}; name another directory for {source}")
-    with suppress(OSError):  # a kill between renaming and the end leaves it, which harms nobody
+    with suppress(OSError):  # a kill between renaming and the end leaves it, which does no harm
         (directory / STATE).unlink(missing_ok=True)
     what = str(source.at(str(record.get("revision") or "")))
     return Fetched(directory, what, 0, 0, (), already_there=True)
@@ -146,7 +146,7 @@ def _folder_of(directory: Path) -> Iterator[Path]:
         raise HubError(f"{error.filename or folder}: {error.strerror or error}") from None
     finally:
         with suppress(OSError):
-            folder.rmdir()  # nothing has come
+            folder.rmdir()  # nothing has arrived
         os.close(lock)
 
 

@@ -21,7 +21,7 @@ class RemoteFile:
 
     @property
     def version(self) -> str:
-        """What tells its content from another's; "" where the source does not say."""
+        """What identifies its content; "" where the source does not say."""
         return self.sha256 or self.git_sha1 or self.etag
 
 

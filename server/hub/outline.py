@@ -1,7 +1,7 @@
-"""A model on a hub as an outline: a directory with its small files and its headers, whose weights are holes.
+"""A model on a hub as an outline: a directory with its small files and its headers. Its weights are holes.
 
-Everything that reads configs and headers works on it as on the model itself: verify, inspect, plan. The bytes come by
-range requests: of each shard its header, and nothing after it. Holes take no room on the disk.
+Everything that reads configs and headers works on it as on the model itself: verify, inspect, plan. Range requests read
+each shard's header, and nothing after it. Holes take no room on the disk.
 """
 
 import os

@@ -27,7 +27,7 @@ class Done:
 
 @dataclass
 class State:
-    """An unfinished fetch: of what, at which revision, of which version each file is, and which files are whole."""
+    """An unfinished fetch: its source and revision, each file's version, and which files are whole."""
 
     source: str
     asked: str

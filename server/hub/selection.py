@@ -121,7 +121,7 @@ def _reason(name: str, weights: frozenset[str], kept: Mapping[str, RemoteFile]) 
 
 
 def _unsafe(name: str) -> str:
-    """What is wrong with a name as that of a file in one folder."""
+    """Why this cannot be the name of a file in one folder."""
     if not name or name in (".", "..") or "/" in name or "\\" in name:
         return "a name that leads elsewhere"
     if not name.isprintable() or len(name.encode("utf-8", "replace")) > _LONGEST_NAME:

@@ -129,7 +129,10 @@ class Transfer:
         return digests, have
 
     def _go_on(self, file: RemoteFile, output: BinaryIO, digests: Digests, have: int) -> int:
-        """Asks for what is missing, and writes what comes. 0: begin anew. Raises PassingError, WrongBytesError."""
+        """Requests the missing bytes, and writes them as they arrive. 0: begin anew.
+
+        Raises PassingError or WrongBytesError.
+        """
         headers = {"Range": f"bytes={have}-"} if have else {}
         with asked(self.client, self.source, file.url, headers) as response:
             if have and response.status_code != 206:
@@ -138,7 +141,7 @@ class Transfer:
                 output.truncate()
                 return 0
             _check_answer(response, file, have)
-            for chunk in response.iter_raw():  # as they come: larger pieces would be lost where the line is cut
+            for chunk in response.iter_raw():  # as they arrive: a broken connection would lose larger pieces
                 if self.stop.is_set():
                     raise StoppedError
                 if have + len(chunk) > file.size:

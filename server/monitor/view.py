@@ -61,8 +61,8 @@ def _load(figures: Figures, history: History) -> Table:
     rows.add_column(style="dim", no_wrap=True)
     rows.add_column(justify="right", no_wrap=True)
     rows.add_column(no_wrap=True, overflow="crop")
-    rows.add_row("tokens a second", _number(figures.generated), Text(history.curve(), "green"))
-    rows.add_row("prompt tokens a second", _number(figures.prompt), "")
+    rows.add_row("tokens per second", _number(figures.generated), Text(history.curve(), "green"))
+    rows.add_row("prompt tokens per second", _number(figures.prompt), "")
     first = "" if figures.first_token is None else f"{figures.first_token * 1e3:.0f} ms"
     rows.add_row("to the first token", first, "")
     rows.add_row("requests running", str(figures.running), "")

@@ -1,7 +1,7 @@
 """The key/value cache of one GPU, laid out as vLLM 0.28.0 does it (vllm/v1/core/kv_cache_utils.py, read, not copied).
 
-The cache is one pool of blocks. A block has `block_size` tokens of one layer in each of `pools` layers that lie side by
-side; layers of another kind (a sliding window, a recurrent state) take blocks of the same size from the same pool, in
+The cache is one pool of blocks. A block has `block_size` tokens of each of `pools` layers that lie side by side. Layers
+of another kind have a sliding window or a recurrent state. They take blocks of the same size from the same pool, in
 groups of `pools` layers. So a model with one kind of layer has one group. A hybrid of 16 full and 48 recurrent layers
 has four groups of 16.
 """

@@ -13,6 +13,7 @@ from quant.formats.weights import WeightKind, fp8_kind, nvfp4
 from quant.jsonfile import field, optional, read_object
 from quant.safetensors_header import Entry, read_header, unindexed_shards
 from quant.verify.experts import Experts, read_experts
+from server.config.positions import KEY, scaled_positions
 from server.errors import UserError
 
 LayerKind = Literal["full", "sliding", "linear"]
@@ -149,6 +150,7 @@ def describe(config: Mapping[str, object], entries: Mapping[str, Entry], source:
     heads, hidden = number("num_attention_heads"), number("hidden_size")
     head_dim = number("head_dim", hidden // heads)
     kinds = _kinds(text, number("num_hidden_layers"), source)
+    positions = scaled_positions(text, number(KEY))
     linears, plain = _sort(entries)
     return Model(
         architecture=architecture,
@@ -162,8 +164,8 @@ def describe(config: Mapping[str, object], entries: Mapping[str, Entry], source:
         head_dim=head_dim,
         rotary_dim=int(head_dim * _rotary_factor(text)),
         vocabulary=number("vocab_size"),
-        positions=number("max_position_embeddings"),
-        rotary_positions=number("max_position_embeddings") * _rotary_tables(text),
+        positions=positions,
+        rotary_positions=positions * _rotary_tables(text),
         tied=bool(text.get("tie_word_embeddings", config.get("tie_word_embeddings", False))),
         window=number("sliding_window") if "sliding" in kinds else 0,
         linear_attention=_linear_attention(text, source) if "linear" in kinds else None,

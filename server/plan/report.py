@@ -97,7 +97,7 @@ def as_text(
         lines.append(f"{decision}")
     if nodes:
         machines, network = nodes.as_rows()
-        lines += ["machines, one a pipeline stage:", *_table(machines)]
+        lines += ["machines, one per pipeline stage:", *_table(machines)]
         lines += [f"over the network, {nodes.token_bytes:,} B a token ({nodes.formula}):", *_table(network)]
     lines += [speed] if speed else []
     lines += [f"note: {note}" for note in notes(model)]

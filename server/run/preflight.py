@@ -7,6 +7,8 @@ from pathlib import Path
 from quant.constants import CONFIG
 from quant.errors import QuantError
 from quant.verify.servable import Examination
+from server.config import settings
+from server.config.devices import V100
 from server.config.settings import Config
 from server.decisions import Decision
 from server.errors import PreflightError
@@ -56,16 +58,29 @@ def check_speculation(config: Config, seen: Examination) -> None:
 
 
 def check_gpus(config: Config) -> None:
-    """Checks that there are as many GPUs as the configuration's parallelism needs.
+    """Checks that there are as many GPUs as the configuration's parallelism needs, and that they and the engine
+    suit each other.
 
     Raises:
-        PreflightError: too few; says how many were found.
+        PreflightError: too few, cards of another kind, or an engine for CPUs; says what was found.
     """
     found = len(config.devices.gpus)
     if found < config.gpus_needed:
         raise PreflightError(
             f"preset {config.preset} needs {config.gpus_needed} GPUs and {found} were found: {config.devices}. "
             "Pick another preset with --preset, or lower --tensor-parallel-size"
+        )
+    others = [gpu for gpu in config.devices.gpus[: config.gpus_needed] if gpu.capability != V100]
+    if others and config.volta != "force":
+        raise PreflightError(
+            f"preset {config.preset} is for V100s: expected GPUs of compute capability {V100}, got "
+            f"{' + '.join(map(str, others))}. Our kernels are for those; --volta force treats every card as one, for "
+            "trials"
+        )
+    if config.gpus_needed and settings.engine_is_cpu_build():
+        raise PreflightError(
+            f"preset {config.preset} is for GPUs, and the installed engine is the CPU build. `make setup ENGINE=gpu` "
+            "installs the GPU engine; --preset cpu-smoke serves on the CPU"
         )
 
 

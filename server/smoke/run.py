@@ -87,13 +87,6 @@ class Smoke:
         return step
 
 
-def small_flags(model: Path) -> list[str]:
-    """On several GPUs the small model takes one: its 9 heads cannot be split."""
-    if load_config(["--model", str(model)]).gpus_needed > 1:
-        return ["--tensor-parallel-size", "1", "--pipeline-parallel-size", "1"]
-    return []
-
-
 def _doctor(model: Path | None) -> Result:
     findings = examine(model, "127.0.0.1", 0, 900, quick=False)
     levels = [finding.level for finding in findings]

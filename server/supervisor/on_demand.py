@@ -17,7 +17,7 @@ from server.supervisor.output import EngineOutput
 from server.supervisor.states import State
 from server.supervisor.supervisor import MAX_BACKOFF, Supervisor, first_of
 
-# An attempt may stop another model's engine, so it waits longer than that of an engine with GPUs of its own.
+# A start may stop another model's engine, so it is retried later than that of an engine with GPUs of its own.
 PATIENCE = 10.0
 
 log = structlog.get_logger("voltserve.supervisor")

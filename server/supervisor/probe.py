@@ -26,8 +26,8 @@ PROOFS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("/v1/completions", _PLAIN),
     ("/v1/embeddings", {"input": "Hello"}),
 )
-# Bounds of a likeliest token's natural log-probability. vLLM writes -9999 for minus infinity; no vocabulary is large
-# enough for its likeliest token to come near that. float32 sums may exceed a probability of 1 a little.
+# Bounds of a likeliest token's natural log-probability. vLLM writes -9999 for minus infinity. No vocabulary is so large
+# that its likeliest token comes near that. float32 sums may exceed a probability of 1 a little.
 IMPOSSIBLE, ROUNDING = -100.0, 1e-3
 # A refusal with one of these shows that the model computed NaN or infinity. The first are the words of JSON's writer.
 # The second is the code of a request for which no token is possible, and a proof asks for nothing that excludes tokens.

@@ -20,7 +20,7 @@ def as_html(about: Mapping[str, Any], records: Sequence[Record], best: Candidate
         f"<pre>{escape(about['command'])}</pre>",
         *([paragraph(about["note"], "warning")] if about["note"] else []),
         paragraph(f"Best: {best}" if best else "No point was measured that is fast enough.", "ok" if best else "error"),
-        heading("Total and each user's tokens a second"),
+        heading("Total and each user's tokens per second"),
         paragraph(
             "Up and to the right is better; the line joins what no other point beats in both. Numbers are the table's.",
             "note",
@@ -60,11 +60,11 @@ def _pareto_plot(found: Sequence[Candidate], measured: Sequence[Record], best: C
         if best is not None:
             axes.plot([best.user], [best.total], marker="o", linestyle="", markersize=15, markerfacecolor="none",
                       markeredgecolor=INK, label="best")  # fmt: skip
-        axes.set(xlabel="tokens a second of one user, median", ylabel="tokens a second, all users")
+        axes.set(xlabel="tokens per second of one user, median", ylabel="tokens per second, all users")
         axes.set_xlim(0, 1.1 * max(one.user for one in found))
         axes.set_ylim(0, 1.1 * max(one.total for one in found))
         axes.legend(loc="upper left", bbox_to_anchor=(0, 1.12), ncols=5, borderaxespad=0)
-        return as_svg(drawing, "Total tokens a second over one user's, a mark a point of the sweep and level of load")
+        return as_svg(drawing, "Total tokens per second over one user's, by point of the sweep and level of load")
 
 
 def _measured(found: Sequence[Record], best: Candidate | None) -> str:

@@ -79,7 +79,7 @@ class Sweeping:
         lines += [f"{record.status}: {_name(record.point)}: {record.reason}" for record in records if record.reason]
         lines += ["no other point beats both figures of:", *(f"  {one}" for one in pareto(found))] if found else []
         if best is None:
-            wanted = f"with {least_user:g} tokens a second a user" if least_user else "at all"
+            wanted = f"with {least_user:g} tokens per second and user" if least_user else "at all"
             lines.append(f"no point was measured {wanted}; {html}")
             return "\n".join(lines), False
         preset = self._write_preset(best)

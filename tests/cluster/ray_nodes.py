@@ -72,7 +72,7 @@ class RayCluster:
 
     def nodes(self) -> dict[str, bool]:
         """Every node that the head has seen, by address: whether one of that address lives. Empty: no answer."""
-        from ray._raylet import GcsClient  # type: ignore[attr-defined]  # in C; no driver, whose start costs seconds
+        from ray._raylet import GcsClient  # in C; no driver, whose start costs seconds
 
         try:
             found = GcsClient(address=self.address).get_all_node_info(timeout=5).values()

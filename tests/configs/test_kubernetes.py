@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from jsonschema import Draft7Validator  # type: ignore[import-untyped]
+from jsonschema import Draft7Validator
 
 from server.config.devices import Device, Devices
 from server.config.settings import Settings, load_config
@@ -25,6 +25,7 @@ DEPLOYMENT, CLAIM, SERVICE = DOCUMENTS
 POD = DEPLOYMENT["spec"]["template"]["spec"]
 (CONTAINER,) = POD["containers"]
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
+PRESET = ("--preset", "v100x2-16g-pcie")
 V100 = Device("Tesla V100-PCIE-16GB", "GPU-1", "7.0", 16, nvlink=False)
 RAY: list[dict[str, Any]] = list(yaml.safe_load_all((ROOT / "configs/kuberay/rayservice.yaml").read_text()))
 
@@ -61,14 +62,15 @@ def test_its_arguments_and_variables_are_the_program_s() -> None:
     devices = Devices((V100,) * gpus)
     environ = {one["name"]: one["value"] for one in CONTAINER["env"]}
     # Here vLLM is its build for CPUs, for which another preset would be chosen.
-    config = load_config([*CONTAINER["args"], "--preset", "v100x2-16g-pcie"], environ, lambda: devices)
+    config = load_config([*CONTAINER["args"], *PRESET], environ, lambda: devices)
     assert config.gpus_needed == gpus
     mounts = {mount["mountPath"] for mount in CONTAINER["volumeMounts"]}
     assert any(config.model.startswith(f"{path}/") for path in mounts)
     for suggested in re.findall(
         r"name: (VOLTSERVE_\w+), value: ([\w/.]+)", (ROOT / "configs/kubernetes/voltserve.yaml").read_text()
     ):
-        assert load_config(CONTAINER["args"], dict([suggested]), lambda: devices).keys_file
+        taken = load_config([*CONTAINER["args"], *PRESET], dict([suggested]), lambda: devices)
+        assert getattr(taken, suggested[0].removeprefix("VOLTSERVE_").lower()) in (suggested[1], (suggested[1],))
     with pytest.raises(ConfigError):
         load_config([*CONTAINER["args"], "--nonesuch"], environ, lambda: devices)
 

@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import dataclasses
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -136,3 +137,18 @@ def test_a_result_of_ray_s_is_the_engine_s_own() -> None:
     own = replaced().result()
     assert own.req_ids == ["a"]
     assert not np.shares_memory(own.logprobs.logprobs, output.logprobs.logprobs)
+
+
+def test_a_router_s_bias_stored_beside_its_experts_is_loaded() -> None:
+    experts = SimpleNamespace(e_score_correction_bias=torch.nn.Parameter(torch.zeros(3), requires_grad=False))
+    seen: list[str] = []
+
+    def of_experts(_experts: object, weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[str]:
+        seen.extend(name for name, _ in weights)
+        yield "w13_weight"
+
+    load = patches._with_biases_of_routers(of_experts)
+    weights = [("0.up_proj.weight", torch.zeros(1)), ("e_score_correction_bias", torch.tensor([1.0, 2.0, 3.0]))]
+    assert list(load(experts, weights)) == ["w13_weight"]
+    assert seen == ["0.up_proj.weight"]
+    assert experts.e_score_correction_bias.tolist() == [1, 2, 3]

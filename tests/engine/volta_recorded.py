@@ -1,7 +1,7 @@
 """What a V100's step of a model is recorded and fused as, without a GPU: `python -m tests.engine.volta_recorded MODEL`.
 
 Tensors have shapes but no numbers (device meta), and vLLM's operators are ours (engine/operators). Prints the names
-of what the recorded step calls, one a line.
+of what the recorded step calls, one per line.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A hub on this machine: the HTTP interfaces of Hugging Face's hub, of ModelScope and of a plain folder, with faults.
 
-As on the real hub, large files (LFS) are redirected to another host, here another port, which must not see the token;
-small ones are answered in place with Git's id as their ETag.
+As on the real hub, large files (LFS) are redirected to another host, here another port. That host must not see the
+token. Small files are answered in place, with Git's id as their ETag.
 """
 
 from __future__ import annotations

@@ -2,12 +2,13 @@
 
 import json
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 # name: (dtype as safetensors names it, shape, bytes)
 Tensors = Mapping[str, tuple[str, Sequence[int], bytes]]
+MakeLinear = Callable[[str, int, int], dict[str, Any]]  # name, rows and columns to its tensors
 
 
 def safetensors_bytes(tensors: Tensors) -> bytes:
@@ -69,7 +70,9 @@ MODELOPT = {
 INDEX = "model.safetensors.index.json"
 
 
-def compressed_tensors_linear(name: str, rows: int, columns: int, group: int = 16, scale: float = 64.0) -> dict:
+def compressed_tensors_linear(
+    name: str, rows: int, columns: int, group: int = 16, scale: float = 64.0
+) -> dict[str, Any]:
     """A linear whose codes count up (code 8, -0, among them) and whose block scales are 1.0."""
     return {
         f"{name}.weight_packed": ("U8", [rows, columns // 2], bytes(n % 256 for n in range(rows * columns // 2))),
@@ -78,7 +81,7 @@ def compressed_tensors_linear(name: str, rows: int, columns: int, group: int = 1
     }
 
 
-def modelopt_linear(name: str, rows: int, columns: int, group: int = 16, scale: float = 1 / 64) -> dict:
+def modelopt_linear(name: str, rows: int, columns: int, group: int = 16, scale: float = 1 / 64) -> dict[str, Any]:
     """The same linear as ModelOpt stores it."""
     ours = compressed_tensors_linear(name, rows, columns, group)
     return {
@@ -89,7 +92,7 @@ def modelopt_linear(name: str, rows: int, columns: int, group: int = 16, scale: 
     }
 
 
-def layer(number: int, make_linear=compressed_tensors_linear) -> dict:
+def layer(number: int, make_linear: MakeLinear = compressed_tensors_linear) -> dict[str, Any]:
     """The tensors of one decoder layer."""
     prefix = f"model.layers.{number}"
     tensors = {f"{prefix}.input_layernorm.weight": ("BF16", [HIDDEN], b"\x80\x3f" * HIDDEN)}
@@ -98,13 +101,15 @@ def layer(number: int, make_linear=compressed_tensors_linear) -> dict:
     return tensors
 
 
-def embeddings() -> dict:
+def embeddings() -> dict[str, Any]:
     shape, raw = [VOCAB, HIDDEN], b"\x80\x3f" * (VOCAB * HIDDEN)
     return {"model.embed_tokens.weight": ("BF16", shape, raw), "lm_head.weight": ("BF16", shape, raw)}
 
 
 def write_model(
-    directory: Path, make_linear=compressed_tensors_linear, quantization: object = COMPRESSED_TENSORS
+    directory: Path,
+    make_linear: MakeLinear = compressed_tensors_linear,
+    quantization: object = COMPRESSED_TENSORS,
 ) -> Path:
     """A whole two-shard Llama; ModelOpt's config goes into its own file."""
     directory.mkdir(exist_ok=True)
@@ -136,11 +141,12 @@ def write_json(path: Path, data: object) -> None:
     path.write_text(json.dumps(data))
 
 
-def read_json(path: Path) -> dict:
-    return json.loads(path.read_text())
+def read_json(path: Path) -> dict[str, Any]:
+    read: dict[str, Any] = json.loads(path.read_text())
+    return read
 
 
-def read_shard(path: Path) -> dict:
+def read_shard(path: Path) -> dict[str, Any]:
     """The tensors of a file that `safetensors_bytes` made."""
     raw = path.read_bytes()
     (length,) = struct.unpack("<Q", raw[:8])

@@ -1,3 +1,4 @@
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,11 +21,11 @@ def source(tmp_path_factory):
     return tiny_model(tmp_path_factory.mktemp("tiny") / "source")
 
 
-def windows(source) -> torch.Tensor:
+def windows(source: Path) -> torch.Tensor:
     return draw_windows(AutoTokenizer.from_pretrained(source), SETTINGS)
 
 
-def layer_inputs(source, name: str) -> torch.Tensor:
+def layer_inputs(source: Path, name: str) -> torch.Tensor:
     model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
     seen = []
     model.get_submodule(name).register_forward_hook(lambda module, inputs, output: seen.append(inputs[0].flatten(0, 1)))

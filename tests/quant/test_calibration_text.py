@@ -1,6 +1,7 @@
 """Files to calibrate and measure on: text, and JSONL of texts or chats; nothing is taken with its braces."""
 
 import json
+from pathlib import Path
 
 import pytest
 from transformers import AutoTokenizer
@@ -25,7 +26,7 @@ def model(tmp_path_factory):
     return directory
 
 
-def write(tmp_path, *lines: object, name: str = "data.jsonl"):
+def write(tmp_path: Path, *lines: object, name: str = "data.jsonl") -> Path:
     path = tmp_path / name
     path.write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines), encoding="utf-8")
     return path
@@ -40,7 +41,7 @@ def test_objects_are_read_as_their_texts_whatever_the_file_is_called(tmp_path, m
 
 
 def test_plain_text_stays_as_it_is(tmp_path):
-    for text in ("words {braces}\n", "[1] a footnote", '"quoted"', "\n\n  indented"):
+    for text in ("words {braces}\n", "[1] a footnote", "[1]\na footnote", '"quoted"', "\n\n  indented"):
         path = write(tmp_path, text, name="a.txt")
         assert calibration_text(path).content == text
 
@@ -55,15 +56,17 @@ def test_plain_text_stays_as_it_is(tmp_path):
         ([{"text": "a"}, {"text": 5}], r"line 2: expected a string `text`"),
         ([{"text": "a"}, "words"], r"line 2: expected a JSON object, got 'words'"),
         (["[", '{"text": "a"}', "]"], r"line 1: expected a JSON object, got '\['"),
+        (["{", '"text": "a"', "}"], r"line 1: expected a JSON object, got '{'"),
         ([{"text": "a"}, {"messages": [{"role": "tool", "content": "x"}]}], r"line 2: expected messages that.*no tool"),
         ([{"messages": [1]}], "line 1: expected a string `text`, or `messages` with roles, got 'messages'"),
         ([{"messages": []}], "line 1: expected a string"),
         ([{"text": " "}], "got objects without any"),
     ],
 )
-def test_other_json_is_refused_with_the_line_and_what_is_supported(tmp_path, model, lines, message):
+@pytest.mark.parametrize("name", ["data.jsonl", "data.txt"])
+def test_other_json_is_refused_with_the_line_and_what_is_supported(tmp_path, model, lines, message, name):
     with pytest.raises(QuantError, match=message) as error:
-        calibration_text(write(tmp_path, *lines), model)
+        calibration_text(write(tmp_path, *lines, name=name), model)
     assert '{"text": "…"}' in str(error.value) or "without any" in message
 
 

@@ -183,7 +183,7 @@ def test_block_size_32_has_no_place_in_modelopt(tmp_path):
         tmp_path / "model", lambda name, rows, columns: compressed_tensors_linear(name, rows, columns, 32), config
     )
 
-    with pytest.raises(QuantError, match=r"block size 32: ModelOpt's NVFP4 has 16 weights a block scale"):
+    with pytest.raises(QuantError, match=r"block size 32: ModelOpt's NVFP4 has 16 weights per block scale"):
         convert_checkpoint(model, tmp_path / "out", "modelopt")
     convert_checkpoint(model, tmp_path / "out", "quasarnvfp4")
     assert read_json(tmp_path / "out" / "quantize_config.json")["block_size"] == 32

@@ -1,6 +1,7 @@
 """A Llama whose linears are NVFP4 in GGUF, written byte by byte, to a ModelOpt directory."""
 
 import struct
+from pathlib import Path
 
 import gguf
 import numpy as np
@@ -20,7 +21,7 @@ from tests.quant.tiny_gguf import FFN, HEADS, KV_HEADS, LAYERS, weights, write_g
 NVFP4 = 40
 
 
-def metadata(tmp_path) -> tuple[bytes, int]:
+def metadata(tmp_path: Path) -> tuple[bytes, int]:
     """The metadata of the tiny model as the `gguf` package writes it, and how many entries it has."""
     write_gguf(tmp_path / "empty.gguf", tensors={})
     reader = gguf.GGUFReader(tmp_path / "empty.gguf")

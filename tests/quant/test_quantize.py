@@ -1,5 +1,7 @@
 import importlib.metadata
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,12 +15,16 @@ from quant.constants import INDEX_NAME
 from quant.errors import QuantError
 from quant.formats import quantize_config
 from quant.formats.compressed_tensors import GLOBAL, PACKED, SCALE, read_config, read_linear, scheme
+from quant.formats.detect import detect
 from quant.formats.quantize_config import QuantizeConfig
+from quant.inspect import inspect_model
 from quant.methods import Method
-from quant.progress import Progress
+from quant.progress import OnProgress, Progress
 from quant.quantize import quantize_checkpoint
 from quant.safetensors_file import open_checkpoint
 from quant.selection import DEFAULT_IGNORE
+from quant.tensor import NVFP4Tensor
+from quant.verify.servable import Target, examine
 from tests.quant.files import names_in
 
 ATTENTION = "model.layers.0.self_attn"
@@ -61,11 +67,11 @@ def model_directory(path, changed=(), *, sharded=False):
     return path
 
 
-def loaded(directory) -> dict[str, torch.Tensor]:
+def loaded(directory: Path) -> dict[str, torch.Tensor]:
     return {name: t for shard in open_checkpoint(directory).shards for name, t in load_file(directory / shard).items()}
 
 
-def read(directory, module: str, group_size: int = 16):
+def read(directory: Path, module: str, group_size: int = 16) -> NVFP4Tensor:
     everything = loaded(directory)
     return read_linear(
         {suffix: everything[f"{module}.{suffix}"] for suffix in (PACKED, SCALE, GLOBAL)}, module, group_size
@@ -252,7 +258,7 @@ def test_a_bad_tensor_is_named_and_nothing_is_left(tmp_path, changed, message):
     assert names_in(tmp_path) == ["source"]
 
 
-def _quantized_already(source) -> None:
+def _quantized_already(source: Path) -> None:
     (source / "config.json").write_text('{"quantization_config": {}}')
 
 
@@ -292,8 +298,11 @@ def test_a_lora_adapter_is_told_to_be_merged_first(tmp_path, full_config):
     if full_config:
         (adapter / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]}))
 
-    with pytest.raises(QuantError, match=r"lora is a LoRA adapter.*Merge it.*Qwen/Qwen3-32B.*merge_and_unload"):
-        quantize_checkpoint(adapter, tmp_path / "out")
+    told = r"lora is a LoRA adapter.*Merge it.*Qwen/Qwen3-32B.*merge_and_unload"
+    for use in (inspect_model, detect, lambda folder: quantize_checkpoint(folder, tmp_path / "out")):
+        with pytest.raises(QuantError, match=told):
+            use(adapter)
+    assert re.search(told, str(examine(adapter, Target("cpu")).refusal))
     assert names_in(tmp_path) == ["lora"]
 
 
@@ -332,7 +341,7 @@ class Stopped(Exception):
     """What ends a run from outside."""
 
 
-def stop_at(what: str, done: int = 0):
+def stop_at(what: str, done: int = 0) -> OnProgress:
     def on_progress(progress: Progress) -> None:
         if progress.what == what and progress.done > done:
             raise Stopped

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from quant.errors import QuantError
-from quant.safetensors_header import MAX_HEADER_BYTES, Entry, HeaderError, parse_header, read_header
+from quant.safetensors_header import MAX_HEADER_BYTES, Entry, Header, HeaderError, parse_header, read_header
 from tests.quant.checkpoints import safetensors_bytes
 from tests.quant.hostile_headers import check_header, hostile_file
 
 SAMPLE = {"a.weight": ("U8", [2, 3], bytes(6)), "b": ("F32", [], bytes(4)), "empty": ("BF16", [0, 4], b"")}
 
 
-def parse(raw: bytes):
+def parse(raw: bytes) -> Header:
     return parse_header(io.BytesIO(raw), len(raw), Path("model.safetensors"))
 
 
@@ -22,7 +22,7 @@ def with_header(text: bytes, data: bytes = b"") -> bytes:
     return struct.pack("<Q", len(text)) + text + data
 
 
-def entry(dtype='"U8"', shape="[1]", offsets="[0,1]") -> str:
+def entry(dtype: str = '"U8"', shape: str = "[1]", offsets: str = "[0,1]") -> str:
     return f'{{"dtype":{dtype},"shape":{shape},"data_offsets":{offsets}}}'
 
 

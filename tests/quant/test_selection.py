@@ -83,6 +83,13 @@ def test_a_broken_pattern_is_named():
         select(infos("proj.weight"), 16, ("re:(",))
 
 
+@pytest.mark.parametrize("misspelt", ["model.layers.0.mlp.down_prj", "down_proj", "re:down_proj", ""])
+def test_a_user_s_name_or_pattern_without_a_match_is_refused_with_the_nearest(misspelt):
+    tensors = infos("model.layers.0.mlp.down_proj.weight")
+    with pytest.raises(QuantError, match=r"which matches none.*The nearest name is model\.layers\.0\.mlp\.down_proj"):
+        select(tensors, 16, (*DEFAULT_IGNORE, misspelt))
+
+
 @pytest.mark.parametrize("members", FUSED_LAYERS, ids="+".join)
 def test_fused_layers_are_each_other_s_siblings_within_their_parent(members):
     expected = tuple(f"model.layers.0.x.{member}" for member in members)

@@ -173,7 +173,8 @@ def test_fetch_hands_over_its_arguments_and_logs_progress(monkeypatch: pytest.Mo
     code, out, err = run("model", "fetch", "smollm2", "models/x")
     assert code == 0
     assert calls == [("smollm2", Path("models/x"))]
-    assert "smollm2 is in models/x" in out
+    assert "models/x: SmolLM2-135M-Instruct of HuggingFaceTB/SmolLM2-135M-Instruct" in out
+    assert "Licence Apache-2.0: https://www.apache.org/licenses/LICENSE-2.0" in out
     assert "downloading" in err
 
 

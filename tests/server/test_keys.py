@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from server.cli import app
 from server.errors import ConfigError
-from server.keys import KeyRing, KeysUnreadableError, add_key, read_keys, revoke_key
+from server.keys import KeyRing, KeysUnreadableError, add_key, change_key, read_keys, revoke_key
 
 
 @pytest.fixture
@@ -174,6 +174,66 @@ def test_limits_of_shared_use_are_kept_shown_and_checked(file: Path) -> None:
     assert listed.endswith("; expires: 2027-01-31 at its end; models: a, b/c; tokens a day: 5000\n")
     for wrong in (["--expires", "soon"], ["--tokens-per-day", "0"], ["--models", ""]):
         assert run(app, ["keys", "add", "bob", "--file", str(file), *wrong]).exit_code == 2, wrong
+
+
+def test_changing_limits_leaves_the_key_and_what_is_not_named(file: Path) -> None:
+    run = CliRunner().invoke
+    secret = add_key(file, "ann", requests_per_minute=5, models=("a",))
+    add_key(file, "bob")
+    (ann, bob) = read_keys(file)
+    flags = ["--tokens-per-day", "5000", "--expires", "2027-01-31", "--clear", "models"]
+    changed = run(app, ["keys", "change", "ann", "--file", str(file), *flags])
+    assert changed.exit_code == 0, changed.output
+    was, now = changed.output.splitlines()
+    assert was.endswith("expires: never; models: a; tokens a day: no limit")
+    assert "requests a minute: 5; at once: as serve has it; expires: 2027-01-31 at its end" in now
+    assert now.endswith("; models: all; tokens a day: 5000")
+    found = KeyRing(file).find(secret)
+    assert found == ann.model_copy(update={"tokens_per_day": 5000, "expires": date(2027, 1, 31), "models": None})
+    assert read_keys(file)[1] == bob
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+def test_a_change_to_what_it_was_writes_nothing(file: Path) -> None:
+    add_key(file, "ann", tokens_per_day=7)
+    before = file.stat()
+    same = CliRunner().invoke(app, ["keys", "change", "ann", "--file", str(file), "--tokens-per-day", "7"])
+    assert same.output.endswith("tokens a day: 7  (as it was)\n")
+    assert (file.stat().st_ino, file.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["ann"], "nothing to change: give --requests-per-minute, --max-concurrent, --expires"),
+        (["ann", "--expires", "2027-01-01", "--clear", "expires"], "--expires and --clear expires contradict"),
+        (["anne", "--clear", "models"], "did you mean ann?"),
+        (["ann", "--models", ""], "API key 'ann': models"),
+        (["ann", "--clear", "name"], "'name' is not one of"),
+        (["ann", "--tokens-per-day", "0"], "0 is not in the range"),
+    ],
+)
+def test_a_change_that_makes_no_sense_is_refused_and_changes_nothing(
+    file: Path, flags: list[str], message: str
+) -> None:
+    add_key(file, "ann", tokens_per_day=7)
+    before = file.read_bytes()
+    refused = CliRunner().invoke(app, ["keys", "change", *flags, "--file", str(file)])
+    assert refused.exit_code == 2
+    assert message in " ".join(refused.output.split())
+    assert file.read_bytes() == before
+
+
+def test_changes_at_the_same_time_are_all_kept(file: Path) -> None:
+    add_key(file, "ann")
+    limits = {"requests_per_minute": 1, "max_concurrent": 2, "tokens_per_day": 3, "models": ("a",)}
+    threads = [threading.Thread(target=change_key, args=(file, "ann"), kwargs={one: limits[one]}) for one in limits]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    (key,) = read_keys(file)
+    assert {one: getattr(key, one) for one in limits} == limits
 
 
 def test_a_key_without_the_limits_of_shared_use_is_one_that_earlier_versions_read(file: Path) -> None:

@@ -6,8 +6,8 @@
 //   sum    in fp32, rank 0 first, rounded once: the same bits on every rank
 //   ranks  2 to 8, each with a GPU and a process of its own
 //
-// One shot: a rank writes x to its slot and reads all others' slots. Slots lie in the host's pinned memory, where GPUs without
-// peer-to-peer meet (one copy per rank), or in the readers' own memory (one copy per reader).
+// One shot: a rank writes x to its slot and reads all others' slots. Slots lie in the host's pinned memory, for GPUs without
+// peer-to-peer (one copy per rank). Otherwise they lie in the readers' own memory (one copy per reader).
 //
 // Lines. Data travels in lines of 16 bytes: 14 of data (7 halves, or 3 floats) and 2 with the epoch of the call:
 //
@@ -37,8 +37,8 @@
 // Bytes over a GPU's bus for B bytes of fp16: 8/7 * copies * B sent, 8/7 * (R - 1) * B received; for fp32 4/3 instead of 8/7.
 //
 // A dead rank must not hold the others for ever. After limit_ns of waiting the kernel ends with an assertion that names the rank, and
-// the next synchronization fails. Blocks wait only for other GPUs' blocks, which send before they wait, and all blocks of a launch
-// fit a V100 at once, so waiting cannot deadlock.
+// the next synchronization fails. Blocks wait only for other GPUs' blocks, which send before they wait. All blocks of a launch fit
+// a V100 at once. So waiting cannot deadlock.
 #pragma once
 
 #include <cuda_fp16.h>

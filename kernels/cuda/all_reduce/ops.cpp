@@ -1,5 +1,5 @@
-// The all-reduce ops on CUDA tensors; the contract is contracts/all_reduce.h. all_reduce neither waits for the GPU nor reads what is on
-// it, so it can be captured in CUDA graphs.
+// The all-reduce ops on CUDA tensors; the contract is contracts/all_reduce.h. all_reduce neither waits for the GPU nor reads its
+// memory, so it can be captured in CUDA graphs.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 

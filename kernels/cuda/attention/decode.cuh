@@ -1,5 +1,5 @@
-// One kernel, from the split of work to the last sum, and so one long file: decoding attention over a paged fp16 cache, for requests
-// of 1 to 8 new tokens:
+// Decoding attention over a paged fp16 cache, for requests of 1 to 8 new tokens. One long file, since it is one kernel from the
+// split of work to the last sum:
 //
 //     out[t][h] = softmax(scale * q[t][h] K^T) V
 //
@@ -18,7 +18,7 @@
 // cores; neither passes through shared memory.
 //
 // Split-KV (decode_splits.cuh). All requests' positions are cut into splits of about equal length, as many as the GPU holds blocks.
-// Each block finds its split from seq_lens, so a batch of one long and many short requests is balanced, and a captured graph stays
+// Each block finds its split from seq_lens. So a batch of one long and many short requests is balanced, and a captured graph stays
 // right when lengths grow. A request of several splits leaves each split's sums, bases and totals in `partial`. The block that
 // arrives last adds them in order (merge_splits), so results have the same bits every time.
 //
@@ -66,7 +66,7 @@ struct TileReader {
   using Products = DecodeProducts<HEAD_DIM>;
   static constexpr int kKeyChunks = Products::kKeyChunks, kGroups = Products::kGroups, kChunks = HEAD_DIM / 8;
   // A lane looks up one group of 8 positions of the next 16 tiles in the block table, and one of the 16 after those. Table entries
-  // come from memory just as keys do, so they are looked up long before they are needed.
+  // are loaded from memory just as keys are, so they are looked up long before they are needed.
   static constexpr int kAhead = 16;
 
   const DecodeWork &work;

@@ -1,5 +1,5 @@
-// torch.ops.voltserve.paged_attention on CUDA tensors; the contract is contracts/attention.h. It allocates only in its first calls on
-// a stream, and does not wait for the GPU or read what is on it, so it can be captured in CUDA graphs.
+// torch.ops.voltserve.paged_attention on CUDA tensors; the contract is contracts/attention.h. It allocates only in its first calls
+// on a stream. It does not wait for the GPU or read its memory, so it can be captured in CUDA graphs.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/tensor.h>
 

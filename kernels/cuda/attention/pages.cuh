@@ -93,8 +93,8 @@ __device__ int sum_over(int requests, Count count) {
   return sum_of_warp(sum);
 }
 
-// The request to which item number `item` belongs, where request b has count(b) items, and the number of that request's first item.
-// -1 if there are fewer items.
+// The request to which item number `item` belongs, and the number of that request's first item. Request b has count(b) items. -1 if
+// there are fewer items.
 template <class Count>
 __device__ int find_request(int requests, int item, int &first_item, Count count) {
   const int lane = threadIdx.x % 32;

@@ -5,8 +5,8 @@
 // Numerics: scores, the online softmax (as in decode.cuh) and sums are fp32. The softmax's weights are rounded to fp16 for their
 // product with V, whose values are fp16 too.
 //
-// Split of work. Rows are pairs of new token and query head; those of one key head lie side by side, so K and V are read once for all
-// of them. A block takes 16 rows per warp and walks the positions that they see, in tiles:
+// Split of work. Rows are pairs of new token and query head. Those of one key head lie side by side, so K and V are read once for
+// all of them. A block takes 16 rows per warp and walks the positions that they see, in tiles:
 //
 //     shared memory   | Q: rows | one tile: K, then V | weights |
 //     registers       the next tile (V while K is multiplied, the next K while V is), on its way from memory
@@ -17,9 +17,9 @@
 // at a time, then 32 dimensions of V. K is operand B by columns and V by rows, so both lie in shared memory as they do in the cache.
 // Fragments: PTX ISA, "Matrix Fragments for mma.m8n8k4 with .f16 floating point type".
 //
-// At head_dim 128 a warp multiplies 16 rows by 64 positions with 256 mma.m8n8k4, which is 2048 clocks of its tensor cores, and 112
-// operands of 128 bits from shared memory. Computed for a V100 PCIe from the machine code (perfmodel/attention_model.py): 70 TFLOP/s,
-// and 77 at head_dim 256. The model has no latencies, so these are upper bounds
+// At head_dim 128 a warp multiplies 16 rows by 64 positions with 256 mma.m8n8k4. They take 2048 clocks of its tensor cores, and 112
+// operands of 128 bits from shared memory. Computed for a V100 PCIe from the machine code (perfmodel/attention_model.py): 70
+// TFLOP/s, and 77 at head_dim 256. The model has no latencies, so these are upper bounds
 // (docs/results/cuda-attention-v100-pcie-predicted-2026-11-30.json).
 #pragma once
 

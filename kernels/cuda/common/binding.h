@@ -85,8 +85,8 @@ inline Tensor empty(const Call &call, const Tensor &x, const std::vector<int64_t
 enum class Use { scratch, mailbox };
 
 // At least `words` of 4 bytes. Calls on one stream share the memory, since their kernels never run at the same time. It is never
-// freed, because a captured graph may point at it. It comes from the driver, not from torch: memory that torch hands out during
-// a capture is filled only when the graph is replayed.
+// freed, because a captured graph may point at it. The driver allocates it, not torch: memory that torch hands out during a capture
+// is filled only when the graph is replayed.
 inline void *workspace(const Call &call, Use use, size_t words) {
   struct Kept {
     void *memory = nullptr;

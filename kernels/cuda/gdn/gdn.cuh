@@ -8,8 +8,8 @@
 //
 // Everything is fp32 on CUDA cores. Per token and head the rule costs 4 D^2 fused multiply-adds (65,536 at D = 128), in whatever order.
 // The chunked form (WY representation, arXiv 2406.06484) would turn most of them into GEMMs for mma.m8n8k4. But it needs fp16
-// operands, so the state would be rounded to fp16 once per chunk. Computed for a V100, the scans of the 27B at TP=2 take 8 % of the
-// time of its linear layers for a prompt of 2048 tokens (docs/results/v100-27b-computed-2026-11-30.json). Exactness is worth more.
+// operands, so the state would be rounded to fp16 once per chunk. For a prompt of 2048 tokens the scans of the 27B at TP=2 take 8 %
+// of its linear layers' time, computed for a V100 (docs/results/v100-27b-computed-2026-11-30.json). Exactness is worth more.
 //
 // Alignment, checked by ops.cpp: x, qkv, y and the convolution's state 4 bytes per row, S 16 bytes per slot.
 #pragma once
@@ -209,7 +209,7 @@ struct ScanTile {
   float decay[kScanTokens], beta[kScanTokens];
 };
 
-// Loads on their way from global memory, in registers: q and k of each warp's tokens, parts of v in each thread, a gate in some.
+// Loads on their way from global memory, in registers: q and k per warp's tokens, parts of v per thread, a gate in some threads.
 template <int D>
 struct ScanLoad {
   static constexpr int kWarps = kScanThreads / 32, kLanes = D / 4, kTogether = 32 / kLanes;

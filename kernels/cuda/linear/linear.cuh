@@ -19,8 +19,8 @@
 //                    +----------+----------+     +----------+----------+
 //
 // Activations are double-buffered in shared memory, several stages per buffer where tokens are few. Weights never touch shared
-// memory: they go to the registers of the one lane that uses them, and each register is refilled for the next stage as soon as it
-// has been used.
+// memory. They go to the registers of the one lane that uses them. Each register is refilled for the next stage right after its
+// use.
 //
 // Split of work: stream-K (Osama et al., arXiv 2301.03598). All (tile, stage) pairs in order are cut into equal ranges, one per
 // block, so every multiprocessor gets the same work whatever N is:
@@ -32,10 +32,10 @@
 // block adds them up in order.
 //
 // Bytes: the weights once, N * K * (1/2 + 1/group); activations come from L2 once per 64 rows of weights. Fraction of the read
-// ceiling at M = 1: measured on an H200 on 2026-11-30, 26-74 % by layer, where a kernel that only reads as many bytes reaches 48-90 %
-// (docs/results/cuda-h200-time-2026-11-30.json); computed for a V100 PCIe, 84 % over Qwen3-32B's layers at TP2.
+// ceiling at M = 1, measured on an H200 on 2026-11-30: 26-74 % by layer. A kernel that only reads as many bytes reaches 48-90 %
+// (docs/results/cuda-h200-time-2026-11-30.json). Computed for a V100 PCIe: 84 % over Qwen3-32B's layers at TP2.
 //
-// Grouped (mixture of experts): block b of tokens uses the weights of expert experts[b], and its slot s holds token
+// Grouped (mixture of experts): block b of tokens uses the weights of expert experts[b]. Its slot s holds token
 // slots[b * tokens + s] / top_k, as vLLM's moe_align_block_size lays them out. y has one row per slot, [M * top_k, N].
 #pragma once
 

@@ -10,11 +10,11 @@
 //     x 4 cols       |   8 x 8      |  8 x 8 |  8 x 8 |  8 x 8 |  one instruction: 8 tokens, 32 rows, 4 columns
 //                    +--------------+--------+--------+--------+
 //
-// Ampere and later emulate m8n8k4, so they use mma.m16n8k16. Its operand A expects the four lanes of a quad to supply columns of one
-// row; here each supplies 4 columns of its own row, at four of the 16 positions along k. Operand B undoes the mix: its column
-// 4s + j holds token s at lane j's positions and zeros elsewhere. So column 4s + j of D is token s times the row of the quad's
-// lane j. Rows 8 .. 15 of A are a second row tile. One instruction does 2 tokens, 64 rows, 4 columns: a quarter of its
-// multiplications count. Loads, decoding and order of sums are the same as on Volta.
+// Ampere and later emulate m8n8k4, so they use mma.m16n8k16. Its operand A expects the four lanes of a quad to supply columns of
+// one row. Here each supplies 4 columns of its own row, at four of the 16 positions along k. Operand B undoes the mix: its column
+// 4s + j holds token s at lane j's positions and zeros elsewhere. So column 4s + j of D is token s times the row of the quad's lane
+// j. Rows 8 .. 15 of A are a second row tile. One instruction does 2 tokens, 64 rows, 4 columns: a quarter of its multiplications
+// count. Loads, decoding and order of sums are the same as on Volta.
 //
 // Numerics: a weight in fp16 is code * 2^-14 times scale * 2^6. That is a multiple of 2^-18, at most 10.5, with 6 significant bits,
 // so it is exact. FP8: common/layout8.cuh. Products and sums are fp32.

@@ -5,8 +5,8 @@
 //   rotation:  (a, b) -> (a cos - b sin, b cos + a sin)
 //
 // Both are bound by memory: the norm reads and writes each number once (with a residual twice), the rotation likewise. Sums are fp32;
-// the norm is rounded to fp16 before it is multiplied by its weight, and the rotation after each operation, as vLLM's kernels do, so
-// texts are the same with either.
+// the norm is rounded to fp16 before the multiplication by its weight, and the rotation after each operation. vLLM's kernels round
+// likewise, so texts are the same with either.
 #pragma once
 
 #include <cuda_fp16.h>

@@ -29,6 +29,47 @@ __device__ inline half2 normalized(half2 x, half2 weight, float factor) {
   return __hmul2_rn(__floats2half2_rn(value.x * factor, value.y * factor), weight);
 }
 
+// cos and sin of the angle of each dimension that a lane has. `turned` pairs are rotated, and partners lie `apart` pairs apart.
+template <int kPairs, bool kHalves>
+__device__ __forceinline__ void load_angles(const __half *cosines, const __half *sines, int turned, int apart,
+                                            half2 (&cosine)[kPairs], half2 (&sine)[kPairs]) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int c = 0; c < kPairs; ++c) {
+    const int i = lane + 32 * c;
+    cosine[c] = sine[c] = __floats2half2_rn(0, 0);
+    if (i >= turned) continue;
+    if (kHalves) {
+      const int angles = i < apart ? i : i - apart;
+      cosine[c] = __ldg(reinterpret_cast<const half2 *>(cosines) + angles);
+      sine[c] = __ldg(reinterpret_cast<const half2 *>(sines) + angles);
+    } else {
+      cosine[c] = __half2half2(__ldg(cosines + i));
+      sine[c] = __half2half2(__ldg(sines + i));
+    }
+  }
+}
+
+// The RMS norm of a warp's head: of each lane's own dimensions, and of those they are paired with.
+template <int kPairs, bool kHalves>
+__device__ __forceinline__ void normalize(const RotateArgs &args, const half2 (&own_weight)[kPairs],
+                                          const half2 (&other_weight)[kPairs], half2 (&own)[kPairs], half2 (&other)[kPairs]) {
+  float squares = 0;
+#pragma unroll
+  for (int c = 0; c < kPairs; ++c) {
+    const float2 both = __half22float2(own[c]);
+    squares += both.x * both.x + both.y * both.y;
+  }
+#pragma unroll
+  for (int lanes = 16; lanes > 0; lanes /= 2) squares += __shfl_xor_sync(0xFFFFFFFF, squares, lanes);
+  const float factor = rsqrtf(squares / args.head_dim + args.eps);
+#pragma unroll
+  for (int c = 0; c < kPairs; ++c) {
+    own[c] = normalized(own[c], own_weight[c], factor);
+    if (kHalves) other[c] = normalized(other[c], other_weight[c], factor);
+  }
+}
+
 // kPairs: pairs of dimensions per lane, for heads of at most 64 kPairs. kHalves: RotateArgs::halves. kNorms: with weights.
 // Grid: one warp per head of each token.
 template <int kPairs, bool kHalves, bool kNorms>
@@ -64,39 +105,11 @@ __global__ void __launch_bounds__(kRotateThreads) rotate_kernel(const RotateArgs
     own_weight[c] = __ldg(weight + i);
     if (kHalves) other_weight[c] = __ldg(weight + partner(i));
   }
-  // The position has arrived by now: cos and sin of each dimension's angle.
+  // The position has arrived by now.
   const __half *const cosines = args.cos_sin + position * args.rotated, *const sines = cosines + args.rotated / 2;
   half2 cosine[kPairs], sine[kPairs];
-#pragma unroll
-  for (int c = 0; c < kPairs; ++c) {
-    const int i = lane + 32 * c;
-    cosine[c] = sine[c] = __floats2half2_rn(0, 0);
-    if (i >= turned) continue;
-    if (kHalves) {
-      const int angles = i < apart ? i : i - apart;
-      cosine[c] = __ldg(reinterpret_cast<const half2 *>(cosines) + angles);
-      sine[c] = __ldg(reinterpret_cast<const half2 *>(sines) + angles);
-    } else {
-      cosine[c] = __half2half2(__ldg(cosines + i));
-      sine[c] = __half2half2(__ldg(sines + i));
-    }
-  }
-  if (kNorms && !value) {
-    float squares = 0;
-#pragma unroll
-    for (int c = 0; c < kPairs; ++c) {
-      const float2 both = __half22float2(own[c]);
-      squares += both.x * both.x + both.y * both.y;
-    }
-#pragma unroll
-    for (int lanes = 16; lanes > 0; lanes /= 2) squares += __shfl_xor_sync(0xFFFFFFFF, squares, lanes);
-    const float factor = rsqrtf(squares / args.head_dim + args.eps);
-#pragma unroll
-    for (int c = 0; c < kPairs; ++c) {
-      own[c] = normalized(own[c], own_weight[c], factor);
-      if (kHalves) other[c] = normalized(other[c], other_weight[c], factor);
-    }
-  }
+  load_angles<kPairs, kHalves>(cosines, sines, turned, apart, cosine, sine);
+  if (kNorms && !value) normalize<kPairs, kHalves>(args, own_weight, other_weight, own, other);
   if (slot < 0) return;
 
   half2 *to = const_cast<half2 *>(x);

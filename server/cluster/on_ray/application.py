@@ -10,7 +10,7 @@ from server.cluster.layout import DEPLOYMENT
 from server.cluster.on_ray.directory import Directory
 from server.cluster.on_ray.replica import EngineReplica
 
-# Announcements and reads only wait for their turn; a hundred replicas' arrive within one second.
+# Announcements and reads only wait in line. Those of a hundred replicas arrive within one second.
 _AT_ONCE = 1000
 
 

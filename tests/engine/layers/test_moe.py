@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
 
 from engine.layers import moe
+from engine.layers.experts import routed
 from engine.layers.moe import QuasarNvfp4MoEMethod
 from engine.layers.quantization import QuasarNvfp4Config, ignores_experts
 from lookalikes.linears import Member, in_modelopt, member
@@ -324,3 +326,32 @@ def test_experts_keep_all_that_the_layout_holds_beside_the_columns_that_count(mo
     assert packed.shape == scales.shape
     whole = packed.as_strided((2, rows * padded), (packed.stride(0), 1))
     assert torch.equal(whole[:, -rows * groups :], scales.flatten(1))
+
+
+@pytest.mark.parametrize("renormalize", [True, False])
+@pytest.mark.parametrize("scoring", ["softmax", "sigmoid"])
+@pytest.mark.parametrize("biased", [True, False])
+def test_routing_on_a_cpu_takes_the_scores_and_the_bias_that_the_model_declares(
+    scoring: str, biased: bool, renormalize: bool
+) -> None:
+    """A bias only chooses. vLLM's own function for CPUs knows neither it nor sigmoid."""
+    random = torch.Generator().manual_seed(3)
+    logits, bias = torch.randn(9, EXPERTS, generator=random), torch.randn(EXPERTS, generator=random)
+    layer = SimpleNamespace(
+        use_grouped_topk=False,
+        custom_routing_function=None,
+        scoring_func=scoring,
+        top_k=TOP_K,
+        renormalize=renormalize,
+        routed_scaling_factor=2.5,
+        e_score_correction_bias=bias if biased else None,
+    )
+    weights, ids = routed(layer, torch.zeros(9, HIDDEN), logits)
+    scores = logits.softmax(-1) if scoring == "softmax" else logits.sigmoid()
+    chosen = (scores + bias if biased else scores).topk(TOP_K).indices
+    expected = scores.gather(1, chosen)
+    if renormalize:
+        expected = expected / expected.sum(-1, keepdim=True)
+    order, by_number = ids.argsort(-1), chosen.argsort(-1)
+    assert torch.equal(ids.long().gather(1, order), chosen.gather(1, by_number))
+    torch.testing.assert_close(weights.gather(1, order), expected.gather(1, by_number) * (2.5 if biased else 1))

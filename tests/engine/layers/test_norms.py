@@ -11,7 +11,7 @@ from engine.layers.norms import UnitOffsetRMSNorm
 
 
 def norm(size: int, dtype: torch.dtype) -> UnitOffsetRMSNorm:
-    made = UnitOffsetRMSNorm(size, eps=1e-6).to(dtype)
+    made: UnitOffsetRMSNorm = UnitOffsetRMSNorm(size, eps=1e-6).to(dtype)
     made.weight.data = (0.3 * torch.randn(size, generator=torch.Generator().manual_seed(1))).to(dtype)
     return made
 

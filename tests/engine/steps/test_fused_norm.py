@@ -61,7 +61,7 @@ class Recorded:
 
     def fused(self) -> pattern.Fused:
         done = fused_norm.PATTERN.apply(self.graph)
-        self.graph.lint()  # type: ignore[no-untyped-call]
+        self.graph.lint()
         return done
 
     def targets(self) -> list[Any]:

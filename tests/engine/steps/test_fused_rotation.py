@@ -106,7 +106,7 @@ def behind_views(node: fx.Node) -> fx.Node:
 def test_all_between_the_product_and_attention_becomes_one_call(norms: bool) -> None:
     layer = Layer(norms=norms)
     assert fuse(layer.graph) == Fused(1)
-    layer.graph.lint()  # type: ignore[no-untyped-call]
+    layer.graph.lint()
     made = next(node for node in layer.graph.nodes if node.target is rotate_and_attend)
     assert [behind_views(head).args for head in made.args[:2]] == [(layer.split, 0), (layer.split, 1)]
     weights = layer.weights if norms else [None, None]

@@ -95,7 +95,7 @@ class FakeEngine:
 
 async def test_every_captured_size_is_compared_with_eager_steps() -> None:
     engine = FakeEngine([1, 2, 4, 20])
-    chosen = await graph_check.check(engine)  # type: ignore[arg-type]
+    chosen = await graph_check.check(engine)
     assert engine.batches == [(False, 20), (True, 1), (True, 2), (True, 4), (True, 20)]
     assert engine.graphs
     assert chosen.choice.startswith("agree")
@@ -105,7 +105,7 @@ async def test_every_captured_size_is_compared_with_eager_steps() -> None:
 @pytest.mark.parametrize("broken", [1, 4, 20])
 async def test_a_graph_that_computes_something_else_is_not_used(broken: int) -> None:
     engine = FakeEngine([1, 4, 20], broken)
-    chosen = await graph_check.check(engine)  # type: ignore[arg-type]
+    chosen = await graph_check.check(engine)
     assert not engine.graphs
     assert chosen.problem is None
     assert chosen.choice == "differ: eager steps instead"
@@ -114,7 +114,7 @@ async def test_a_graph_that_computes_something_else_is_not_used(broken: int) -> 
 
 async def test_recorded_steps_without_graphs_are_compared_with_the_modules() -> None:
     engine = FakeEngine([], recorded=True)
-    chosen = await graph_check.check(engine)  # type: ignore[arg-type]
+    chosen = await graph_check.check(engine)
     every = len(graph_check.PROMPTS)
     assert engine.batches == [(False, every), (True, every)]
     assert engine.graphs
@@ -123,20 +123,20 @@ async def test_recorded_steps_without_graphs_are_compared_with_the_modules() -> 
 
 async def test_recorded_steps_that_compute_something_else_are_not_used() -> None:
     engine = FakeEngine([], broken=len(graph_check.PROMPTS), recorded=True)
-    chosen = await graph_check.check(engine)  # type: ignore[arg-type]
+    chosen = await graph_check.check(engine)
     assert not engine.graphs
     assert chosen.choice == "differ: eager steps instead"
 
 
 async def test_without_captured_graphs_or_recorded_steps_there_is_nothing_to_compare() -> None:
     engine = FakeEngine([])
-    assert (await graph_check.check(engine)).choice == "eager steps"  # type: ignore[arg-type]
+    assert (await graph_check.check(engine)).choice == "eager steps"
     assert engine.batches == []
 
 
 async def test_without_a_tokenizer_prompts_are_token_ids() -> None:
     engine = FakeEngine([1], text=False)
-    await graph_check.check(engine)  # type: ignore[arg-type]
+    await graph_check.check(engine)
     assert all(prompt["prompt_token_ids"] for prompt in engine.prompts)
 
 

@@ -89,7 +89,7 @@ def targets(graph: fx.Graph) -> list[Any]:
 def test_operators_of_python_become_the_functions_in_them(operator: Any) -> None:
     graph = traced(operator)
     recording.direct(graph)
-    fx.GraphModule({}, graph).graph.lint()  # type: ignore[no-untyped-call]
+    fx.GraphModule({}, graph).graph.lint()
     assert targets(graph) == [all_reduce, ops.update_and_attend]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -13,7 +15,7 @@ from engine.layers.moe_slots import align
 from .test_nvfp4_linear import OPS, matrix, worst_error
 
 
-def operands(rows: int, columns: int, experts: int, group_size: int = 16) -> tuple[list, tuple]:
+def operands(rows: int, columns: int, experts: int, group_size: int = 16) -> tuple[list[Any], tuple[Any, ...]]:
     """The experts' matrices, and the same as the op takes them."""
     matrices = [matrix(rows, columns, group_size, seed) for seed in range(experts)]
     codes, scales = (torch.stack([getattr(w, name) for w in matrices]) for name in ("codes", "block_scales"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import voltserve_kernels
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
 OPS = torch.ops.voltserve
@@ -109,3 +110,13 @@ def test_tracing_knows_shapes_and_dtypes() -> None:
         (OPS.silu_and_mul, (x,)),
     ):
         torch.library.opcheck(op, arguments, test_utils=("test_schema", "test_faketensor"))
+
+
+def test_tracing_knows_every_op_that_only_writes() -> None:
+    """They need no fake of their own: the schema says all."""
+    cache = torch.zeros(2, 1, 8, 16)
+    with FakeTensorMode() as mode:
+        fake = mode.from_tensor
+        rows, slots = fake(torch.ones(3, 1, 8)), fake(torch.zeros(3, dtype=torch.int64))
+        assert OPS.reshape_and_cache(rows, rows, fake(cache), fake(cache), slots) is None
+        assert OPS.rms_norm_to(fake(torch.ones(3, 32)), fake(torch.ones(3, 32)), fake(torch.ones(32)), 1e-5) is None

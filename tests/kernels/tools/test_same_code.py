@@ -19,6 +19,11 @@ def test_each_kernel_has_its_instructions() -> None:
     assert "EXIT" not in found["_Z1av"]
 
 
+def test_the_width_of_columns_is_no_difference() -> None:
+    narrow, wide = (functions(listing(("_Z1av", f"  /*0000*/  EXIT ;{gap}/* 0x4d */"))) for gap in (" ", "     "))
+    assert differences(narrow, wide) == []
+
+
 def test_a_name_keeps_no_hash_of_its_source_file() -> None:
     before, after = (
         functions(listing((f"_ZN50_GLOBAL__N__{digest}_9_decode_cu_{digest}6kernelEv", "  EXIT ;")))

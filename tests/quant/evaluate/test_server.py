@@ -73,7 +73,7 @@ def server():
         thread.join()
 
 
-def model(server, **options) -> ServerModel:
+def model(server: Any, **options: Any) -> ServerModel:
     return ServerModel(f"http://127.0.0.1:{server.server_port}", **options)
 
 

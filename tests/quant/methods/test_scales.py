@@ -1,3 +1,5 @@
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -22,7 +24,8 @@ def errors(blocks: torch.Tensor, codes: torch.Tensor, importance: torch.Tensor |
         scaled = np.where(scale > 0, exact / scale, 0.0)
     rounded = E2M1[nearest_index(E2M1, scaled.ravel())].reshape(exact.shape)
     weights = 1.0 if importance is None else importance.double().numpy()
-    return (weights * (rounded * scale - exact) ** 2).sum(-1)
+    errors: np.ndarray[tuple[Any, ...], np.dtype[Any]] = (weights * (rounded * scale - exact) ** 2).sum(-1)
+    return errors
 
 
 def random_importance(blocks: int = 4, group_size: int = 16) -> torch.Tensor:

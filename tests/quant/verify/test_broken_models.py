@@ -31,7 +31,7 @@ from tests.quant.checkpoints import (
 Change = Callable[[Path], object]
 
 
-def tensor(name: str, change: Callable[[tuple], tuple | None], shard: str = SECOND) -> Change:
+def tensor(name: str, change: Callable[[tuple[Any, ...]], tuple[Any, ...] | None], shard: str = SECOND) -> Change:
     """Replaces a tensor's (dtype, shape, bytes), or leaves it out."""
 
     def apply(model: Path) -> None:
@@ -48,7 +48,7 @@ def raw(name: str, change: Callable[[bytes], bytes]) -> Change:
     return lambda model: (model / name).write_bytes(change((model / name).read_bytes()))
 
 
-def header(change: Callable[[dict], object], shard: str = SECOND) -> Change:
+def header(change: Callable[[dict[str, Any]], object], shard: str = SECOND) -> Change:
     """Changes a shard's JSON header."""
 
     def apply(model: Path) -> None:
@@ -62,7 +62,7 @@ def header(change: Callable[[dict], object], shard: str = SECOND) -> Change:
     return apply
 
 
-def data(name: str, change: Callable[[dict], object]) -> Change:
+def data(name: str, change: Callable[[dict[str, Any]], object]) -> Change:
     """Changes a JSON file."""
 
     def apply(model: Path) -> None:
@@ -487,7 +487,7 @@ def test_a_whole_model_has_nothing_wrong(tmp_path, make_linear, quantization, de
 
 
 def test_a_16_bit_model_has_nothing_wrong(tmp_path):
-    def plain(name: str, rows: int, columns: int) -> dict:
+    def plain(name: str, rows: int, columns: int) -> dict[str, Any]:
         return {f"{name}.weight": ("F16", [rows, columns], b"\0\x3c" * rows * columns)}
 
     report = verify(write_model(tmp_path / "model", plain, None))
@@ -542,7 +542,7 @@ def test_a_wrong_config_does_not_bury_the_rest_under_its_findings(tmp_path):
 
 
 def test_kv_scales_are_recognised(tmp_path):
-    def with_kv_scale(name: str, rows: int, columns: int) -> dict:
+    def with_kv_scale(name: str, rows: int, columns: int) -> dict[str, Any]:
         tensors = modelopt_linear(name, rows, columns)
         kind = name.rpartition(".")[2]
         if kind in ("k_proj", "v_proj"):

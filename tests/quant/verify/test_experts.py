@@ -54,6 +54,19 @@ def test_a_whole_mixture_is_clean_and_its_routers_stay_in_16_bits(tmp_path: Path
     assert errors(write(tmp_path / "model", experts(names))) == []
 
 
+def test_experts_in_16_bits_without_a_gate_are_whole_where_the_config_says_so(tmp_path: Path) -> None:
+    plain = {
+        f"model.layers.0.mlp.experts.{number}.{leaf}.weight": ("BF16", list(LEAVES[leaf]), b"\x80\x3f" * HIDDEN * WIDE)
+        for number in range(COUNT)
+        for leaf in ("up_proj", "down_proj")
+    }
+    ignore = {"ignore": ["lm_head", r"re:.*mlp\.gate$", r"re:.*experts.*"]}
+    config = {"quantization_config": COMPRESSED_TENSORS | ignore}
+    assert errors(write(tmp_path / "ungated", plain, mlp_hidden_act="relu2", **config)) == []
+    (finding,) = errors(write(tmp_path / "gated", plain, **config))
+    assert "none for 0.gate_proj" in finding
+
+
 def test_inspect_tells_of_the_experts(tmp_path: Path) -> None:
     summary = inspect_model(write(tmp_path / "model", experts()))
     weights = COUNT * 3 * HIDDEN * WIDE

@@ -1,5 +1,10 @@
+import json
+from pathlib import Path
+
 import pytest
 
+from server import logs
+from server.cluster.deploy import _child, _lines
 from server.config.engines_file import OF_AN_ENGINE
 from server.config.settings import load_settings
 from server.errors import ConfigError
@@ -28,3 +33,22 @@ def test_what_is_an_engine_s_belongs_into_the_file(flags: list[str]) -> None:
 def test_a_wrong_setting_is_named() -> None:
     with pytest.raises(ConfigError, match="--port"):
         load_settings(["--port", "99999"], {}, "cluster.yaml", OF_AN_ENGINE)
+
+
+async def test_what_a_child_and_ray_print_is_in_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "prints.py").write_text(
+        "import sys\nprint('2026-12-01 INFO worker.py:1 -- Ray says', file=sys.stderr)\n"
+        "print('ERROR: a plain line', file=sys.stderr)\nprint('{\"n\": 1}')\nsys.stderr.write('no end of line')\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    written: list[str] = []
+    logs.configure("info", "json", written.append)
+    async with _child("prints") as child:
+        assert [found async for found in _lines(child)] == [{"n": 1}]
+    told = [(one["level"], one["event"]) for one in map(json.loads, written)]
+    expected = [
+        ("info", "2026-12-01 INFO worker.py:1 -- Ray says"),
+        ("error", "ERROR: a plain line"),
+        ("info", "no end of line"),
+    ]
+    assert [one for one in told if one in expected] == expected, told  # tests before this one may log, too

@@ -32,7 +32,7 @@ SMALL = {
 }
 
 
-def small_model(folder: Path, changes: dict[str, int]) -> Path:
+def small_model(folder: Path, changes: dict[str, Any]) -> Path:
     folder.mkdir()
     config: dict[str, Any] = {**LLAMA, "hidden_act": "silu", **changes, "quantization_config": COMPRESSED_TENSORS}
     heads, kv_heads, size = config["num_attention_heads"], config["num_key_value_heads"], config["head_dim"]
@@ -67,8 +67,12 @@ def machine(preset: Preset) -> Devices:
 
 
 def configured(model: Path, devices: Devices, *flags: str) -> Config:
-    with patch("server.config.settings.engine_is_cpu_build", lambda: not devices.gpus):
+    with engine_for(devices):
         return load_config(["--model", str(model), *flags], {}, lambda: devices)
+
+
+def engine_for(devices: Devices) -> Any:
+    return patch("server.config.settings.engine_is_cpu_build", lambda: not devices.gpus)
 
 
 @pytest.mark.parametrize("changes", SMALL.values(), ids=SMALL)
@@ -82,7 +86,8 @@ def test_every_preset_serves_models_that_are_smaller_than_its_limits(
         # `serve` and `plan` with the preset's name, as smoke and quickstart's commands are, and without one.
         for flags in (["--preset", name], [] if preset.extends is None else ["--preset", name, "--enforce-eager"]):
             config = configured(model, machine(preset), *flags)
-            preflight.check(config)
+            with engine_for(config.devices):
+                preflight.check(config)
             planned = plan_for(config)
             assert planned.plan.fits, (name, planned.plan.problems)
             length = config.engine.get("max-model-len")
@@ -97,6 +102,25 @@ def test_every_preset_serves_models_that_are_smaller_than_its_limits(
                 assert any(one.what == "cards" and "idle: GPU 1" in one.reason for one in config.decisions)
 
 
+def test_ranks_fall_to_the_most_that_the_model_allows(tmp_path: Path) -> None:
+    model = small_model(tmp_path / "model", {**SMALL["one layer"], "num_attention_heads": 6, "num_key_value_heads": 2})
+    config = configured(model, machine(PRESETS["v100x4-16g-sxm2"]))
+    assert (config.engine["tensor-parallel-size"], config.gpus_needed) == (2, 2)
+    told = {one.what: one for one in config.decisions}
+    assert "num_attention_heads=6 is not divisible" in told["--tensor-parallel-size"].reason
+    assert told["cards"].choice == "GPU 0 Tesla V100, GPU 1 Tesla V100"
+    assert plan_for(config).plan.fits
+
+
+def test_positions_that_a_scaling_adds_are_served(tmp_path: Path) -> None:
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048}
+    model = small_model(tmp_path / "model", {"max_position_embeddings": 2048, "rope_scaling": yarn})
+    devices = machine(PRESETS["v100x1-16g"])
+    assert configured(model, devices).engine["max-model-len"] == 8192
+    assert plan_for(configured(model, devices, "--max-model-len", "8192")).plan.fits
+    assert not plan_for(configured(model, devices, "--max-model-len", "8193")).plan.fits
+
+
 def test_what_a_user_asks_for_is_not_changed(tmp_path: Path) -> None:
     model = small_model(tmp_path / "model", SMALL["8K positions, odd heads"])
     devices = machine(PRESETS["v100x2-16g-pcie"])
@@ -108,7 +132,7 @@ def test_what_a_user_asks_for_is_not_changed(tmp_path: Path) -> None:
     assert plan.decision is not None
     assert "larger card" not in plan.decision.reason
     assert "lower it to 8192" in plan.decision.reason
-    with pytest.raises(PreflightError, match="num_attention_heads=9"):
+    with engine_for(devices), pytest.raises(PreflightError, match="num_attention_heads=9"):
         preflight.check(config)
 
 

@@ -95,6 +95,26 @@ def test_forcing_takes_cards_of_other_kinds_after_v100s(model: Path, monkeypatch
     assert visible(configured(model, monkeypatch, [H200, H200], *flags)) == "GPU-0-uuid,GPU-1-uuid"
 
 
+@pytest.mark.parametrize("cards", [[P40], [P40, H200]])
+def test_a_preset_for_v100s_on_other_cards_is_refused_unless_forced(
+    model: Path, monkeypatch: pytest.MonkeyPatch, cards: list[tuple[str, str, int, bool]]
+) -> None:
+    monkeypatch.setattr("server.config.settings.engine_is_cpu_build", lambda: False)
+    asked = ("--preset", "v100x1-16g")
+    with pytest.raises(PreflightError, match=r"expected GPUs of compute capability 7\.0, got Tesla P40 \(6\.1"):
+        preflight.check(configured(model, monkeypatch, cards, *asked))
+    preflight.check_gpus(configured(model, monkeypatch, cards, *asked, "--volta", "force"))
+
+
+def test_a_preset_for_gpus_is_refused_where_the_engine_is_for_cpus(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = configured(model, monkeypatch, [V16], "--preset", "v100x1-16g")
+    monkeypatch.setattr("server.config.settings.engine_is_cpu_build", lambda: True)
+    with pytest.raises(PreflightError, match=r"the installed engine is the CPU build.*make setup ENGINE=gpu"):
+        preflight.check(config)
+
+
 def test_cards_without_a_v100_among_them_have_no_preset(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="no preset covers the GPUs found"):
         configured(model, monkeypatch, [P40, H200])

@@ -254,8 +254,6 @@ def test_a_gpu_preset_is_safe_on_its_links(name: str) -> None:
 @pytest.mark.parametrize(
     "devices",
     [
-        [gpu("9.0", 80)],
-        [gpu("9.0", 80)] * 2,
         [gpu(), gpu("8.0")],
         [gpu(), gpu(memory_gib=32)],
     ],
@@ -265,6 +263,12 @@ def test_gpus_that_no_preset_covers_are_an_error_that_lists_presets(devices: lis
     with pytest.raises(ConfigError, match="--preset NAME") as error:
         select_preset(presets, Devices(tuple(devices)), cpu_engine=False)
     assert all(name in str(error.value) for name in presets)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_without_a_v100_the_cpu_engine_or_a_trial_is_what_remains(count: int) -> None:
+    with pytest.raises(ConfigError, match=r"ENGINE=cpu.*-cpu image.*--preset NAME --volta force"):
+        select_preset(load_presets(), Devices((gpu("9.0", 80),) * count), cpu_engine=False)
 
 
 def test_automatic_values_are_found_on_the_machine(tmp_path: Path) -> None:

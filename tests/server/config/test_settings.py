@@ -104,6 +104,13 @@ def test_the_preset_is_picked_by_the_devices_or_by_name() -> None:
         ("--model m --port http", {}, r"--port \(command line\).*got 'http'"),
         ("--model m --port 70000", {}, "--port"),
         ("--model m", {"VOLTSERVE_PORT": "http"}, r"--port \(environment VOLTSERVE_PORT\)"),
+        (
+            "--model m",
+            {"VOLTSERVE_SERVICE_HOST": "10.0.0.1"},
+            "VOLTSERVE_SERVICE_HOST: Kubernetes sets it for a Service",
+        ),
+        ("--model m", {"VOLTSERVE_PORT_8000_TCP_ADDR": "10.0.0.1"}, "enableServiceLinks: false"),
+        ("--model m", {"VOLTSERVE_SERVICE_PORT_OPENAI": "8000"}, "enableServiceLinks: false"),
         ("--model m", {"VOLTSERVE_PORT": ""}, "VOLTSERVE_PORT: .*set but empty"),
         (
             "--model m",
@@ -188,7 +195,7 @@ def test_explain_shows_the_warning(tmp_path: Path) -> None:
 
 def test_a_configuration_cannot_be_changed() -> None:
     with pytest.raises(ValueError, match="frozen"):
-        config("--model m").port = 1  # type: ignore[misc]
+        config("--model m").port = 1
 
 
 def test_only_these_settings_share_a_name_with_a_flag_of_vllm() -> None:

@@ -19,7 +19,8 @@ def test_a_known_failure_is_diagnosed_in_health_log_and_exit_code(tmp_path: Path
     with serving(make_model(tmp_path / "m", print_lines=[OUT_OF_MEMORY], fail_first=99)) as served:
 
         def diagnosed() -> dict[str, Any] | None:
-            return served.health()[1]["diagnosis"]
+            found: dict[str, Any] | None = served.health()[1]["diagnosis"]
+            return found
 
         diagnosis = wait_for(diagnosed, "a diagnosis in /health")
         assert diagnosis["id"] == "cuda-out-of-memory"

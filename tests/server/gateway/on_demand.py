@@ -95,7 +95,7 @@ class Swapping(InProcess):
 
     def finished(self, name: str) -> int:
         """Requests that the model's fake engine has answered."""
-        return next(engine.fake.stats["finished"] for engine in self.engines if engine.name == name)
+        return int(next(engine.fake.stats["finished"] for engine in self.engines if engine.name == name))
 
     def asking(self, model: str, **body: Any) -> "asyncio.Task[Any]":
         """A request under way."""

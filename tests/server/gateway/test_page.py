@@ -2,6 +2,7 @@ import base64
 import hashlib
 import re
 
+from server.supervisor import State
 from tests.server.gateway.inprocess import InProcess
 
 
@@ -30,3 +31,19 @@ async def test_the_page_is_sent_more_than_once_and_only_for_reading() -> None:
     assert (await client.get("/")).content == (await client.get("/")).content
     assert (await client.head("/")).content == b""
     assert (await client.post("/")).status_code == 405
+
+
+async def test_all_that_the_page_says_is_said_in_chinese_too() -> None:
+    page = (await InProcess().client.get("/")).text
+    table = re.search(r"const CHINESE = \{\n(.*?)^\};", page, re.DOTALL | re.MULTILINE)
+    assert table
+    chinese = dict(re.findall(r'^  "(.*)": "(.*)",$', table[1], re.MULTILINE))
+    body = page.partition("<body>")[2].partition("<script>")[0]
+    words = {text.strip() for text in re.findall(r">([^<>]+)<", body)} - {"", "voltserve", "…", "–"}
+    attributes = set(re.findall(r'(?:placeholder|aria-label)="([^"]*)"', body))
+    said = set(re.findall(r'say\("([^"]*)"', page)) | set(re.findall(r', "(\{\} \w+)"\]', page))
+    states = {state.value for state in State}
+    assert words | attributes | said | states | {"unreachable"} == set(chinese)
+    for english, translated in chinese.items():
+        assert translated
+        assert translated.count("{}") == english.count("{}"), english

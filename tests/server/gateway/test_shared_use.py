@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import structlog
 
-from server.keys import add_key, revoke_key
+from server.keys import add_key, change_key, revoke_key
 from server.usage import Counts, UsageFile, usage_path
 from tests.server.conftest import Served, make_model, serving, wait_for
 from tests.server.gateway.inprocess import Engine, InProcess, error_of
@@ -175,13 +175,31 @@ async def test_each_reading_of_the_file_and_each_key_that_came_or_went_is_in_the
         {"event": "API key revoked", "key": "ann"},
         {"event": "API key added", "key": "bob"},
         {"event": "API keys read again", "keys": 1},
-        {"event": "API key changed", "key": "bob", "fields": ["tokens_per_day"]},
+        {"event": "API key changed", "key": "bob", "before": {"tokens_per_day": None}, "now": {"tokens_per_day": 5}},
         {"event": "API keys read again", "keys": 1},
         {"event": "API key replaced", "key": "bob"},
         {"event": "API keys read again", "keys": 1},
     ]
     for secret in (ann, bob, *(key["sha256"] for key in keys["keys"])):
         assert secret not in str(logs)
+
+
+async def test_a_running_gateway_takes_a_key_s_new_limits_at_once(file: Path) -> None:
+    key = add_key(file, "ann", models=("n",))
+    gateway = here(file)
+    assert (await gateway.ask(key)).status_code == 403
+    change_key(file, "ann", models=None, tokens_per_day=1)
+    assert (await gateway.ask(key)).status_code == 200
+    refused = await gateway.ask(key)
+    assert refused.status_code == 429
+    assert error_of(refused)["code"] == "token_budget_exceeded"
+    change_key(file, "ann", tokens_per_day=1000)
+    assert (await gateway.ask(key)).status_code == 200
+    change_key(file, "ann", expires=TODAY() - timedelta(days=1))
+    assert error_of(await gateway.ask(key))["code"] == "api_key_expired"
+    change_key(file, "ann", expires=None, requests_per_minute=1)
+    codes = [(await gateway.ask(key)).status_code for _ in range(2)]
+    assert codes[-1] == 429
 
 
 @pytest.fixture

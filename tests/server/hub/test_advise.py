@@ -8,6 +8,7 @@ import sys
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,7 +39,7 @@ def card(memory_gib: int = 16, *, nvlink: bool = False, capability: str = "7.0")
 @pytest.mark.parametrize(
     ("name", "public"), [("qwen3-32b", dense("32B")), ("qwen3-30b-a3b", mixture()), ("qwen3.8-27b", hybrid())]
 )
-def test_a_shape_is_the_public_models(name: str, public: tuple[dict, dict]) -> None:
+def test_a_shape_is_the_public_models(name: str, public: tuple[dict[str, Any], dict[str, Any]]) -> None:
     ours, theirs = CATALOGUE.shapes[name].model(), text_only(describe(*public, "config.json"))
     assert {(one.name, one.rows, one.columns) for one in ours.linears} == {
         (one.name, one.rows, one.columns) for one in theirs.linears

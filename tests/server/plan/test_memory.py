@@ -16,7 +16,7 @@ def test_the_reference_document_s_sums_hold_for_a_32b_model_on_two_16_gb_cards()
     plan = make_plan(model("32B"), CARD, RUN, Split(2))
     parts = {item.name: item.bytes / GIB for item in plan.items}
     assert plan.fits
-    assert parts["4-bit weights"] == pytest.approx(8, abs=0.5)  # "weights 8 GB a card"
+    assert parts["4-bit weights"] == pytest.approx(8, abs=0.5)  # "weights 8 GB per card"
     assert 3 < plan.cache_bytes / GIB < 4.5  # "KV 3-4 GB"
     assert plan.together >= 1
 

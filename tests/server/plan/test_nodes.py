@@ -49,7 +49,7 @@ def test_the_plan_of_a_preset_over_machines_shows_them(tmp_path: Path) -> None:
     assert planned.plan.fits
     assert planned.as_dict()["nodes"]["token_bytes"] == 65536
     text = planned.as_text()
-    assert "machines, one a pipeline stage:" in text
+    assert "machines, one per pipeline stage:" in text
     assert "over the network, 65,536 B a token (2 ranks" in text
 
 

@@ -16,7 +16,8 @@ from .test_model import write
 
 @pytest.fixture(autouse=True)
 def _no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The engine's own decisions are of no matter here, and asking for them starts a process."""
+    """The engine's own decisions are of no matter here, and asking for them starts a process; nor is its build."""
+    monkeypatch.setattr("server.config.settings.engine_is_cpu_build", lambda: False)
     monkeypatch.setattr("server.run.servable.engine_decisions", lambda config: ((), None))
     monkeypatch.setattr("server.run.explain.engine_decisions", lambda config: ((), None))
 

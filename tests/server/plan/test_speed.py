@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 
@@ -21,13 +21,13 @@ RESULTS = ROOT / "docs/results"
 LINKS: tuple[Link, ...] = get_args(Link)
 
 
-def model(shape: tuple[dict, dict]) -> Model:
+def model(shape: tuple[dict[str, Any], dict[str, Any]]) -> Model:
     return text_only(describe(*shape, "config.json"))
 
 
 def graphs(file: str, part: str, gpu: str) -> float:
     rows = json.loads((RESULTS / file).read_text())[part]
-    return next(row["graphs_tokens_s"] for row in rows if (row["gpu"], row["streams"]) == (gpu, 1))
+    return float(next(row["graphs_tokens_s"] for row in rows if (row["gpu"], row["streams"]) == (gpu, 1)))
 
 
 def test_the_file_is_what_the_result_files_say() -> None:
@@ -80,7 +80,9 @@ def test_one_card_reduces_nothing() -> None:
     ],
     ids=["experts", "four cards", "stages", "16 bits"],
 )
-def test_without_a_table_there_is_no_figure(shape: tuple[dict, dict], split: Split, why: str) -> None:
+def test_without_a_table_there_is_no_figure(
+    shape: tuple[dict[str, Any], dict[str, Any]], split: Split, why: str
+) -> None:
     speed = estimate(model(shape), split, "pcie")
     assert why in speed.unknown
     assert why in speed.as_text()

@@ -223,10 +223,14 @@ def test_a_log_of_json_has_no_other_line_from_start_to_end(tmp_path: Path) -> No
         (["--model", "/nonexistent", "--log-format", "json"], {}, 65),
         (["--nonsense", "--log-format=json"], {}, 2),
         ([], {"VOLTSERVE_LOG_FORMAT": "json"}, 2),
+        (["deploy", "--log-format", "json"], {}, 2),
+        (["deploy", "--config"], {"VOLTSERVE_LOG_FORMAT": "json"}, 2),
+        (["deploy", "--config", "c", "--no-gateway", "--gateway-only", "--log-format", "json"], {}, 2),
     ],
 )
 def test_an_error_before_the_start_is_a_line_of_json_too(flags: list[str], env: dict[str, str], code: int) -> None:
-    command = [sys.executable, "-m", "server", *flags]
+    program = "import sys; from server.cli import app; app(prog_name='voltserve')"
+    command = [sys.executable, "-c", program, *flags] if "deploy" in flags else [sys.executable, "-m", "server", *flags]
     ended = subprocess.run(command, cwd=ROOT, env={**os.environ, **env}, capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stdout) == (code, "")
     (record,) = map(json.loads, ended.stderr.splitlines())
