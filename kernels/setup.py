@@ -21,6 +21,7 @@ FLAGS += ["-DTORCH_TARGET_VERSION=0x020a000000000000"]
 
 SOURCES: dict[str, list[str]] = {
     "bindings/linear.cpp": [],
+    "bindings/fp8.cpp": [],
     "bindings/all_reduce.cpp": [],
     "bindings/attention.cpp": [],
     "bindings/gdn.cpp": [],

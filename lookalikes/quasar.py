@@ -9,6 +9,7 @@ globals. A vision tower is there. An MTP layer is declared, but its tensors are 
 
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -16,16 +17,24 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3_5Config, Qwen3_5ForConditionalGeneration
 
 from lookalikes.quasar_config import IGNORE, SMALL, Sizes, config
+from quant import e4m3
 from quant.blockwise import quantize_matrix
-from quant.formats.compressed_tensors import LAYOUT
+from quant.formats.compressed_tensors import FLOAT, LAYOUT, MIXED, PACKING
 from quant.formats.linear import read_linear
 from quant.selection import matching_pattern
 
 
-def write(directory: Path, sizes: Sizes = SMALL, seed: int = 0) -> Qwen3_5ForConditionalGeneration:
-    """Writes the model directory, 5 MB; returns its dequantized twin, transformers' model in float32."""
+def write(
+    directory: Path, sizes: Sizes = SMALL, seed: int = 0, *, mixed: bool = False
+) -> Qwen3_5ForConditionalGeneration:
+    """Writes the model directory, 5 MB; returns its dequantized twin, transformers' model in float32.
+
+    `mixed`: attention and Gated DeltaNet in FP8, a scale per row, as unsloth's Qwen3.8-27B-NVFP4 has them.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     settings = config(sizes)
+    if mixed:
+        settings["quantization_config"] = _mixed(settings["quantization_config"])
     torch.manual_seed(seed)
     known = {name: value for name, value in settings.items() if name not in ("quantization_config", "architectures")}
     twin = Qwen3_5ForConditionalGeneration(Qwen3_5Config(**json.loads(json.dumps(known)))).float().eval()
@@ -35,7 +44,10 @@ def write(directory: Path, sizes: Sizes = SMALL, seed: int = 0) -> Qwen3_5ForCon
         _draw(name, parameter, number)
         module = name.removesuffix(".weight")
         linear = name.endswith("_proj.weight") or ".in_proj_" in name
-        if linear and not matching_pattern(module, IGNORE):
+        if linear and mixed and "_attn." in name and not matching_pattern(module, IGNORE):
+            tensors = _in_fp8(parameter)
+            stored |= {f"{module}.{suffix}": tensor for suffix, tensor in tensors.items()}
+        elif linear and not matching_pattern(module, IGNORE):
             amax = float(parameter.abs().max()) * (1 + 0.1 * (number % 7))  # fused members' globals differ
             made = quantize_matrix(parameter.data, amax=amax, name=name)
             divisor = 1 / made.row_factor[:1]
@@ -51,6 +63,22 @@ def write(directory: Path, sizes: Sizes = SMALL, seed: int = 0) -> Qwen3_5ForCon
     _save(directory, stored)
     _write_tokenizer(directory)
     return twin
+
+
+def _in_fp8(parameter: torch.nn.Parameter) -> dict[str, torch.Tensor]:
+    """A linear's tensors in FP8 with a scale per row. `parameter` becomes what they stand for."""
+    scale = parameter.abs().amax(1, keepdim=True) / e4m3.MAX
+    codes = e4m3.encode(parameter / scale)
+    parameter.data = codes.float() * scale
+    return {"weight": codes, "weight_scale": scale}
+
+
+def _mixed(quantization: dict[str, Any]) -> dict[str, Any]:
+    (fours,) = quantization["config_groups"].values()
+    weights = {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True, "dynamic": False}
+    eights = {"format": FLOAT, "targets": ["re:.*self_attn.*", "re:.*linear_attn.*"], "weights": weights}
+    groups = {"group_0": fours | {"format": PACKING, "targets": ["re:.*mlp.*"]}, "group_1": eights}
+    return quantization | {"format": MIXED, "config_groups": groups}
 
 
 def _draw(name: str, parameter: torch.Tensor, number: int) -> None:

@@ -1,4 +1,4 @@
-"""Small random NVFP4 models in every format, of awkward widths, beside their dequantized twins.
+"""Small random NVFP4 and FP8 models in every format, of awkward widths, beside their dequantized twins.
 
 Widths are multiples of the group size and of little else: N not of 32, fewer key/value heads than ranks, a vocabulary
 that needs padding; every linear has a global scale of its own.
@@ -18,8 +18,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from lookalikes.auto_round import CONFIG as AUTO_ROUND
-from lookalikes.linears import Member, in_modelopt, member
-from quant.formats import compressed_tensors, modelopt, quantize_config
+from lookalikes.linears import Member, fp8_member, in_modelopt, member
+from quant.formats import compressed_tensors, fp8, modelopt, quantize_config
 
 HEADS, KV_HEADS, HEAD_DIM, VOCABULARY, LAYERS, EXPERTS, TOP_K = 6, 1, 32, 260, 2, 6, 2
 Tensors = dict[str, torch.Tensor]
@@ -79,6 +79,9 @@ class Format:
     files: Callable[[Path], None] = lambda _directory: None
     pre_quant_scale: bool = False
     quantization: str = ""  # for --quantization, where the files say it to us but not to vLLM
+    eights: Callable[[str], str] = lambda _name: ""  # the kind of scales of a linear in FP8, by its name; "" for NVFP4
+    fp8_scale: str = fp8.SCALES[0]
+    quantized_head: bool = False
 
 
 def _modelopt(part: Member, seed: int) -> Member:
@@ -112,11 +115,62 @@ def formats(router: str) -> dict[str, Format]:
     }
 
 
+def fp8_formats() -> dict[str, Format]:
+    """NVFP4 MLPs beside FP8 attention, as two tools write them, and whole models in FP8; two with quantized heads."""
+    unchanged: Callable[[Member, int], Member] = lambda part, _seed: part  # noqa: E731
+    weights = {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True, "dynamic": False}
+    activations = {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True}
+    said = {"format": "float-quantized", "weights": weights, "input_activations": activations}
+    fours = compressed_tensors.write_config(16, ())
+    groups: Any = fours["config_groups"]
+    two = {
+        "group_0": groups["group_0"] | {"format": compressed_tensors.PACKING, "targets": ["re:.*mlp.*"]},
+        "group_1": said | {"targets": ["re:.*self_attn.*"]},
+    }
+    layers = {
+        f"model.layers.{layer}.{name}": {"quant_algo": algorithm} | ({"group_size": 16} if "NV" in algorithm else {})
+        for layer in range(LAYERS)
+        for name, algorithm in (
+            *((f"self_attn.{leaf}_proj", "FP8") for leaf in "qkvo"),
+            *((f"mlp.{leaf}_proj", "W4A16_NVFP4") for leaf in ("gate", "up", "down")),
+        )
+    }
+    layers["lm_head"] = {"quant_algo": "W4A16_NVFP4", "group_size": 16}
+    quantization = {"quant_algo": "MIXED_PRECISION", "quantized_layers": layers, "exclude_modules": []}
+    data = {"producer": {"name": "modelopt", "version": "0.40.0"}, "quantization": quantization}
+
+    def attention_in(kind: str) -> Callable[[str], str]:
+        return lambda name: kind if "self_attn" in name else ""
+
+    def modelopt_file(directory: Path) -> None:
+        _write_json(directory / modelopt.FILE_NAME, data)
+
+    blocks: dict[str, object] = {
+        "quant_method": fp8.NAME,
+        "weight_block_size": [128, 128],
+        "activation_scheme": "dynamic",
+    }
+    mixed = fours | {"format": compressed_tensors.MIXED, "config_groups": two, "ignore": ["lm_head"]}
+    tensor: dict[str, object] = fours | {
+        "format": compressed_tensors.FLOAT,
+        "config_groups": {"group_0": said | {"targets": ["Linear"], "weights": weights | {"strategy": "tensor"}}},
+        "ignore": [],
+    }
+    return {
+        "compressed-tensors mixed": Format(16, unchanged, mixed, eights=attention_in("channel")),
+        "modelopt mixed": Format(
+            16, _modelopt, files=modelopt_file, eights=attention_in("tensor"), quantized_head=True
+        ),
+        "fp8 blocks": Format(32, unchanged, blocks, eights=lambda _name: "block", fp8_scale=fp8.SCALES[1]),
+        "compressed-tensors fp8": Format(16, unchanged, tensor, eights=lambda _name: "tensor", quantized_head=True),
+    }
+
+
 def write_model(
     directory: Path, twin: Path, architecture: Architecture, form: str, seed: int = 0, head_dim: int = HEAD_DIM
 ) -> None:
-    """Writes the NVFP4 model into `directory` and its weights in float32 into `twin`, under the same names."""
-    stored_as = formats(architecture.router)[form]
+    """Writes the quantized model into `directory` and its weights in float32 into `twin`, under the same names."""
+    stored_as = (formats(architecture.router) | fp8_formats())[form]
     group = stored_as.group_size
     hidden, intermediate = 5 * group, 10 * group  # a rank of two gets 5 groups of an MLP, and of the hidden width all
     heads = {"q_proj": HEADS, "k_proj": KV_HEADS, "v_proj": KV_HEADS}
@@ -132,6 +186,17 @@ def write_model(
     plain["lm_head.weight"] = normal(VOCABULARY, hidden, std=0.3)
     quantized: Tensors = {}
     values: Tensors = {}
+
+    def store(name: str, rows: int, columns: int, unit: int) -> Member:
+        if kind := stored_as.eights(name):
+            return fp8_member(rows, columns, kind, stored_as.fp8_scale, unit)
+        return stored_as.linear(member(rows, columns, 3000.0 + 70.0 * unit, group, unit), unit)
+
+    if stored_as.quantized_head:
+        del plain["lm_head.weight"]
+        head = store("lm_head", VOCABULARY, hidden, seed + 1000)
+        quantized |= {f"lm_head.{suffix}": tensor for suffix, tensor in head.tensors.items()}
+        values["lm_head.weight"] = head.weight.float()
     for layer in range(LAYERS):
         prefix = f"model.layers.{layer}"
         for norm in ("input_layernorm", "post_attention_layernorm"):
@@ -143,7 +208,7 @@ def write_model(
         scales: dict[str, torch.Tensor] = {}
         for number, (name, (rows, columns)) in enumerate(shapes.items()):
             unit = seed + 100 * layer + number
-            part = stored_as.linear(member(rows, columns, 3000.0 + 70.0 * unit, group, unit), unit)
+            part = store(name, rows, columns, unit)
             weight = part.weight
             if stored_as.pre_quant_scale:
                 # Layers that engines fuse have the same input, and so the same scale.

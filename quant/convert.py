@@ -107,7 +107,9 @@ def _refuse_what_cannot_be_held(report: Report, scheme: Scheme, target: Format) 
         f"{known.maker}'s" for known in registry.FORMATS if modelopt.PRE_QUANT_SCALE in known.runtime_tensors
     )
     sizes = " or ".join(map(str, target.group_sizes))
+    eights = report.modules.fp8
     for impossible, what, why in (
+        (eights, f"{len(eights)} FP8 linears", "converting copies NVFP4 linears only"),
         (
             scaled and modelopt.PRE_QUANT_SCALE not in target.runtime_tensors,
             f"{len(scaled)} layers with a pre_quant_scale (NVFP4_AWQ)",

@@ -39,7 +39,8 @@ class Summary:
     bytes: int
     shards: int
     bytes_by_kind: Mapping[str, int]
-    linears: int
+    linears: int  # in NVFP4
+    fp8_linears: int
     shapes: Mapping[str, int]  # "down_proj [N, K]" to the number of such linears
     kept_modules: tuple[str, ...]  # leaf names of 16-bit 2-D weights
     tensor_parallel: Mapping[int, str]  # "works", or the first obstacle
@@ -59,7 +60,8 @@ def inspect_model(directory: Path) -> Summary:
     for name, tensor in report.tensors.items():
         sizes[_kind(name, modules)] += tensor.entry.end - tensor.entry.start
     shapes = Counter(
-        f"{module.rpartition('.')[2]} [{rows}, {columns}]" for module, (rows, columns, *_) in modules.nvfp4.items()
+        f"{module.rpartition('.')[2]} [{rows}, {columns}]" + ("" if kind.element == "E2M1" else f" {kind}")
+        for module, (rows, columns, kind) in modules.quantized.items()
     )
     kept = Counter(module.rpartition(".")[2] for module, shape in modules.plain.items() if len(shape) == 2)
     architectures = config.get("architectures")
@@ -67,8 +69,8 @@ def inspect_model(directory: Path) -> Summary:
         directory=str(directory),
         architecture=str(architectures[0]) if isinstance(architectures, list) and architectures else "unknown",
         format=report.scheme.format if report.scheme else "16-bit or unknown",
-        group_size=report.scheme.group_size if report.scheme else None,
-        activations="quantized too (W4A4)" if report.scheme and report.scheme.w4a4 else "16 bits",
+        group_size=report.scheme.group_size if report.scheme and modules.nvfp4 else None,
+        activations=_activations(report),
         layers=_layers(report.tensors),
         experts=str(read_experts(text if isinstance(text := config.get("text_config"), dict) else config) or ""),
         parameters=_parameters(modules, report.tensors),
@@ -76,6 +78,7 @@ def inspect_model(directory: Path) -> Summary:
         shards=len({tensor.shard for tensor in report.tensors.values()}),
         bytes_by_kind=dict(sizes.most_common()),
         linears=len(modules.nvfp4),
+        fp8_linears=len(modules.fp8),
         shapes=dict(shapes.most_common()),
         kept_modules=tuple(sorted(kept)),
         tensor_parallel={size: _first_obstacle(report, size) for size in SIZES},
@@ -83,8 +86,16 @@ def inspect_model(directory: Path) -> Summary:
     )
 
 
+def _activations(report: Report) -> str:
+    scheme = report.scheme
+    made_for = [what for what, asked in (("W4A4", scheme.w4a4), ("W8A8", scheme.w8a8)) if asked] if scheme else []
+    return f"quantized too ({' and '.join(made_for)})" if made_for else "16 bits"
+
+
 def _kind(name: str, modules: Modules) -> str:
     module = name.rpartition(".")[0]
+    if module in modules.fp8:
+        return "FP8 linears"
     if module in modules.nvfp4:
         return "NVFP4 experts" if ".experts." in module else "NVFP4 linears"
     return next((kind for kind, parts in _KINDS if any(part in name for part in parts)), "other 16-bit tensors")
@@ -102,10 +113,11 @@ def _layers(tensors: Mapping[str, Tensor]) -> int:
 
 def _parameters(modules: Modules, tensors: Mapping[str, Tensor]) -> int:
     """Number of weights. NVFP4 linears hold two per byte. Scales are not counted."""
-    quantized = sum(rows * columns for rows, columns, *_ in modules.nvfp4.values())
+    linears = modules.quantized
+    quantized = sum(rows * columns for rows, columns, _ in linears.values())
     plain = 0
     for name, tensor in tensors.items():
-        if name.rpartition(".")[0] not in modules.nvfp4:
+        if name.rpartition(".")[0] not in linears:
             count = 1
             for size in tensor.entry.shape:
                 count *= size

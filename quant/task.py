@@ -108,7 +108,10 @@ def _refuse_unserved(
     linears = {
         module: (rows, columns, group_size, compressed_tensors.LAYOUT) for module, (rows, columns) in shapes.items()
     }
-    findings = [*unserved.check_layers(linears), *unserved.check_experts(config, Modules(nvfp4=linears))]
+    findings = [
+        *unserved.check_layers(Modules(nvfp4=linears), config),
+        *unserved.check_experts(config, Modules(nvfp4=linears)),
+    ]
     if findings:
         first = findings[0]
         raise QuantError(

@@ -1,4 +1,4 @@
-"""The one in-memory form of an NVFP4 matrix. Every on-disk format is read into it and written from it."""
+"""The in-memory forms of quantized matrices, E2M1 and E4M3. Every on-disk format is read into one of them."""
 
 from __future__ import annotations
 
@@ -71,3 +71,44 @@ def _short(dtype: torch.dtype) -> str:
 
 def _describe(tensor: torch.Tensor) -> str:
     return f"{_short(tensor.dtype)} {list(tensor.shape)} on {tensor.device}"
+
+
+@dataclass(frozen=True, eq=False)
+class FP8Tensor:
+    """A matrix [N, K] with w[n, k] = codes[n, k] * scales[n, k // group_size].
+
+    codes: float8_e4m3fn [N, K].
+    scales: float32 [N, ceil(K / group_size)], multipliers. Every format's scale, per tensor, per row or per block, is
+    spread over the rows: the members of a fused layer then stay exact.
+    group_size: columns that share a scale.
+
+    Raises ValueError for a wrong dtype or shape. It names the argument, expected and got.
+    """
+
+    codes: torch.Tensor
+    scales: torch.Tensor
+    group_size: int
+
+    def __post_init__(self) -> None:
+        if self.codes.dtype != torch.float8_e4m3fn or self.codes.dim() != 2:
+            raise ValueError(f"codes: expected float8_e4m3fn [N, K], got {_describe(self.codes)}")
+        if self.group_size <= 0:
+            raise ValueError(f"group_size: expected at least 1, got {self.group_size}")
+        rows, columns = self.shape
+        shape = (rows, -(-columns // self.group_size))
+        if (self.scales.dtype, tuple(self.scales.shape)) != (torch.float32, shape):
+            raise ValueError(f"scales: expected float32 {list(shape)}, got {_describe(self.scales)}")
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """The shape (N, K)."""
+        return self.codes.shape[0], self.codes.shape[1]
+
+    def dequantize(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """The matrix [N, K] in `dtype`. The product is rounded once, from float32."""
+        rows, columns = self.shape
+        out = torch.empty(rows, columns, dtype=dtype, device=self.codes.device)
+        for chunk in row_chunks(rows, columns):  # on this thread, as NVFP4Tensor.dequantize says
+            scales = self.scales[chunk].repeat_interleave(self.group_size, dim=1)[:, :columns]
+            out[chunk] = e4m3.decode(self.codes[chunk]) * scales
+        return out

@@ -24,7 +24,7 @@ def costly(decisions: Iterable[Decision]) -> list[str]:
     """Warnings of choices that users hardly want: 4-bit weights kept in 16 bits, unused cards."""
     warnings = []
     for one in decisions:
-        if one.what in {"NVFP4 linear layers", "NVFP4 experts"} and one.choice == "dense":
+        if one.what in {"NVFP4 linear layers", "FP8 linear layers", "NVFP4 experts"} and one.choice == "dense":
             warnings.append(f"{one.what} do not stay in 4 bits: {one.reason}")
         elif (one.what, one.choice) == UNUSED_CARDS:
             warnings.append(f"the engine is {one.choice}: {one.reason}")

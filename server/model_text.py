@@ -16,7 +16,7 @@ def verification_text(report: "Report") -> str:
     """The findings, worst first, over which sizes the model splits, and the verdict in the last line."""
     lines = [
         f"{report.directory}: {report.scheme.format if report.scheme else 'no NVFP4 format'}, "
-        f"{len(report.modules.nvfp4)} NVFP4 linears, {len(report.tensors)} tensors"
+        f"{_linears(len(report.modules.nvfp4), len(report.modules.fp8))}, {len(report.tensors)} tensors"
     ]
     for severity in _SEVERITIES:
         lines += [_finding_text(finding) for finding in report.findings if finding.severity == severity]
@@ -29,6 +29,10 @@ def verification_text(report: "Report") -> str:
     counts = ", ".join(f"{_count(report.findings, severity)} {severity}s" for severity in _SEVERITIES[:2])
     lines.append(f"{'ok' if report.ok else 'NOT ok'}: {counts} ({looked})")
     return "\n".join(lines)
+
+
+def _linears(nvfp4: int, fp8: int) -> str:
+    return f"{nvfp4} NVFP4 linears" + (f", {fp8} FP8 linears" if fp8 else "")
 
 
 def _finding_text(finding: "Finding") -> str:
@@ -49,7 +53,7 @@ def summary_text(summary: "Summary") -> str:
             "size",
             f"{_gigabytes(summary.bytes)} in {summary.shards} shards; {summary.parameters / 1e9:.3f} G parameters",
         ),
-        ("layers", f"{summary.layers} decoder layers, {summary.linears} NVFP4 linears"),
+        ("layers", f"{summary.layers} decoder layers, {_linears(summary.linears, summary.fp8_linears)}"),
         *([("experts", summary.experts)] if summary.experts else []),
     ]
     rows += [

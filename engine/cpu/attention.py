@@ -36,6 +36,7 @@ from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_b
 
 from engine import progress
 from engine.layers.embedding import StoredDtypeEmbedding
+from engine.layers.fp8 import Fp8LinearMethod
 from engine.layers.linear import QuasarNvfp4LinearMethod
 from engine.limits import DECODER_HEAD_MULTIPLE, DECODER_MAX_HEAD, PAGE_MULTIPLE
 from engine.ops import kernel_devices
@@ -68,7 +69,7 @@ def openmp_threads(tokens: int, threads: int) -> int:
 
 def _runs_on_kernels(layer: Any) -> bool:
     method = layer.quant_method
-    if isinstance(method, QuasarNvfp4LinearMethod):
+    if isinstance(method, (QuasarNvfp4LinearMethod, Fp8LinearMethod)):
         return method.route.name == "kernels"
     return isinstance(method, StoredDtypeEmbedding) and layer.weight.itemsize == 2
 

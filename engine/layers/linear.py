@@ -35,22 +35,22 @@ logger = init_logger(__name__)
 
 @dataclass(frozen=True)
 class Route:
-    """What computes an NVFP4 layer, with the reason."""
+    """What computes a quantized layer, with the reason."""
 
     name: Literal["kernels", "dense"]
     reason: str
 
 
-def choose_route(kernel_devices: Collection[str], device: str, dtype: torch.dtype) -> Route:
-    """Chooses what computes NVFP4 layers on `device` ("cpu", "cuda").
+def choose_route(kernel_devices: Collection[str], device: str, dtype: torch.dtype, bits: int = 4) -> Route:
+    """Chooses what computes layers with weights of `bits` bits on `device` ("cpu", "cuda").
 
     `kernel_devices`: the devices that the installed voltserve_kernels has code for; empty if it is not installed.
     """
     if device in kernel_devices:
-        return Route("kernels", f"voltserve_kernels has code for {device}: weights stay in 4 bits")
+        return Route("kernels", f"voltserve_kernels has code for {device}: weights stay in {bits} bits")
     why = f"was built without code for {device}" if kernel_devices else "is not installed"
-    bits = str(dtype).removeprefix("torch.")
-    return Route("dense", f"voltserve_kernels {why}: weights are dequantized once, to {bits}, at load")
+    to = str(dtype).removeprefix("torch.")
+    return Route("dense", f"voltserve_kernels {why}: weights are dequantized once, to {to}, at load")
 
 
 @register_weight_loader_v2_supported_method
@@ -95,6 +95,8 @@ class QuasarNvfp4LinearMethod(LinearMethodBase):  # type: ignore[misc]  # vLLM's
         self._dtype = params_dtype
         load = extra_weight_attrs["weight_loader"]
         codes, scales, global_scale = (self._layout.codes, self._layout.scales, self._layout.global_scale)
+        # A head's rows are padded; its checkpoint has those of the vocabulary.
+        whole = getattr(layer, "org_vocab_size", output_size)
         unloaded = torch.full((rows, columns // self.group_size), e4m3.NAN, dtype=torch.uint8)
         layer.register_parameter(
             codes,
@@ -119,7 +121,7 @@ class QuasarNvfp4LinearMethod(LinearMethodBase):  # type: ignore[misc]  # vLLM's
             ChannelQuantScaleParameter(
                 data=torch.full((rows,), torch.nan, dtype=torch.float32),
                 output_dim=0,
-                weight_loader=self._loader(global_scale, load, torch.float32, spread_over=output_size),
+                weight_loader=self._loader(global_scale, load, torch.float32, spread_over=whole),
             ),
         )
         self._create_input_scales(layer, columns, input_size)

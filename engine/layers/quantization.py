@@ -1,4 +1,4 @@
-"""`quasarnvfp4`: the quantization that vLLM uses for all NVFP4 checkpoints. It decides which layers are NVFP4.
+"""`quasarnvfp4`: the quantization that vLLM uses for all NVFP4 and FP8 checkpoints. It decides which layers are which.
 
 It takes every format in quant/formats/registry.py, under any of their names in `--quantization`, or none. It also takes
 a directory with `quantize_config.json` alone. vLLM handles other checkpoints itself.
@@ -14,21 +14,23 @@ from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
 from vllm.model_executor.layers.quantization.base_config import QuantizationConfig, QuantizeMethodBase
 from vllm.model_executor.layers.quantization.compressed_tensors.utils import should_ignore_layer
-from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 from vllm.model_executor.models.utils import WeightsMapper
 
 from engine import progress
 from engine.layers.embedding import StoredDtypeEmbedding
+from engine.layers.fp8 import Fp8LinearMethod
 from engine.layers.linear import QuasarNvfp4LinearMethod
 from engine.layers.moe import QuasarNvfp4MoEMethod
 from quant.constants import CONFIG
 from quant.errors import QuantError
 from quant.formats import compressed_tensors, modelopt, quantize_config, registry
-from quant.formats.detect import is_nvfp4, quantization_config, read_scheme
+from quant.formats.detect import is_ours, quantization_config, read_scheme
 from quant.formats.scheme import Scheme
+from quant.formats.weights import WeightKind
 from quant.jsonfile import read_object
 from quant.verify.files import read_shards, tensors_of
-from quant.verify.layers import sort_modules
+from quant.verify.layers import Modules, sort_modules
 
 NAME = quantize_config.NAME
 # Gate, down and up of an expert, as checkpoints name them.
@@ -41,13 +43,16 @@ class QuasarNvfp4Config(QuantizationConfig):  # type: ignore[misc]  # vLLM's cla
     def __init__(self, config: Scheme | None = None) -> None:
         super().__init__()
         self.config = config
+        # By the checkpoint's names, then by vLLM's: FP8 linears, and heads in NVFP4.
+        self._fp8: dict[str, WeightKind] = {}
+        self._heads: set[str] = set()
 
     @classmethod
     def override_quantization_method(
         cls, hf_quant_cfg: Mapping[str, Any], user_quant: str | None, hf_config: Any = None
     ) -> str | None:
-        """Claims NVFP4 checkpoints, whether the user named our method, their format's or none."""
-        return NAME if user_quant in (None, *registry.engine_names()) and is_nvfp4(hf_quant_cfg) else None
+        """Claims NVFP4 and FP8 checkpoints, whether the user named our method, their format's or none."""
+        return NAME if user_quant in (None, *registry.engine_names()) and is_ours(hf_quant_cfg) else None
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "QuasarNvfp4Config":
@@ -59,6 +64,11 @@ class QuasarNvfp4Config(QuantizationConfig):  # type: ignore[misc]  # vLLM's cla
         if read.w4a4:
             reason = "the checkpoint asks for 4-bit activations (W4A4), which only Blackwell computes with"
             progress.decision("activations", "16 bits or more (W4A16)", reason)
+        if read.w8a8:
+            reason = (
+                "the checkpoint asks for 8-bit activations (W8A8); its input scales are dropped, at least as accurate"
+            )
+            progress.decision("activations of FP8 layers", "16 bits or more (W8A16)", reason)
         return cls(read)
 
     def maybe_update_config(self, model_name: str, hf_config: Any = None, revision: str | None = None) -> None:
@@ -66,24 +76,31 @@ class QuasarNvfp4Config(QuantizationConfig):  # type: ignore[misc]  # vLLM's cla
 
         quantize_config.json is needed if config.json describes no quantization; otherwise the two must agree. If the
         format's `ignore` is exact (compressed-tensors), the config decides which layers are quantized. Otherwise the
-        tensors decide: ModelOpt and AutoRound match names loosely or not at all.
+        tensors decide: ModelOpt and AutoRound match names loosely or not at all. The tensors always decide which of
+        them are FP8.
 
         Raises QuantError if that file is missing, malformed or disagrees with config.json, and for weights that are
-        neither NVFP4 nor 16-bit.
+        neither NVFP4, FP8 nor 16-bit.
         """
         directory = Path(model_name)
         path = directory / quantize_config.FILE_NAME
         if self.config is None:
             block_size = quantize_config.read(directory).block_size
-            self.config = compressed_tensors.scheme(block_size, _unquantized_modules(directory), str(path))
+            ignore = tuple(sorted(_modules(directory).plain))
+            self.config = compressed_tensors.scheme(block_size, ignore, str(path))
         elif path.is_file() and (got := quantize_config.read(directory).block_size) != self.config.group_size:
             raise QuantError(
                 f"{path}: block_size: expected {self.config.group_size} as in config.json, got {got}",
                 "Restore both files from the model's source",
             )
-        elif directory.is_dir() and not registry.ignore_is_exact(self.config):
-            ignore = (self.config.ignore or ()) + _unquantized_modules(directory)
-            self.config = replace(self.config, ignore=ignore)
+        if directory.is_dir():
+            self._heads = _heads(directory)
+        if not registry.ignore_is_exact(self.config) and directory.is_dir():
+            modules = _modules(directory)
+            # Where the tensors decide, patterns that they contradict do not count.
+            said = () if self.config.by_tensors else self.config.ignore or ()
+            self.config = replace(self.config, ignore=(*said, *sorted(modules.plain)))
+            self._fp8 = {module: kind for module, (_, _, kind) in modules.fp8.items()}
 
     def apply_vllm_mapper(self, hf_to_vllm_mapper: WeightsMapper) -> None:
         """Translates the checkpoint's names of ignored modules into vLLM's. Patterns stay as they are."""
@@ -92,6 +109,10 @@ class QuasarNvfp4Config(QuantizationConfig):  # type: ignore[misc]  # vLLM's cla
         for name in config.ignore or ():
             ignore += [name] if name.startswith("re:") else hf_to_vllm_mapper.apply_list([name])
         self.config = replace(config, ignore=tuple(ignore))
+        self._fp8 = {
+            mapped: kind for name, kind in self._fp8.items() for mapped in hf_to_vllm_mapper.apply_list([name])
+        }
+        self._heads = set(hf_to_vllm_mapper.apply_list(sorted(self._heads)))
 
     def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> QuantizeMethodBase | None:
         """The method of a layer. None means vLLM's default (embeddings on a GPU, attention).
@@ -99,8 +120,8 @@ class QuasarNvfp4Config(QuantizationConfig):  # type: ignore[misc]  # vLLM's cla
         Raises:
             ValueError: only some members of a fused layer (q/k/v, gate/up, experts) are ignored.
         """
-        if isinstance(layer, VocabParallelEmbedding) and StoredDtypeEmbedding.suits(layer):
-            return StoredDtypeEmbedding()
+        if isinstance(layer, VocabParallelEmbedding):
+            return self._vocabulary_method(layer, prefix)
         if not isinstance(layer, (LinearBase, RoutedExperts)):
             return None
         config = self._read_config()
@@ -108,8 +129,34 @@ class QuasarNvfp4Config(QuantizationConfig):  # type: ignore[misc]  # vLLM's cla
         if isinstance(layer, RoutedExperts):
             ignored = ignores_experts(ignore, prefix, layer.global_num_experts)
             return None if ignored else QuasarNvfp4MoEMethod(prefix, config, layer.moe_config)
+        if (kind := self._fp8_kind(prefix)) is not None:
+            return Fp8LinearMethod(prefix, kind)
         ignored = should_ignore_layer(prefix, ignore, self.packed_modules_mapping)
         return UnquantizedLinearMethod() if ignored else QuasarNvfp4LinearMethod(prefix, config)
+
+    def _vocabulary_method(self, layer: VocabParallelEmbedding, prefix: str) -> QuantizeMethodBase | None:
+        if isinstance(layer, ParallelLMHead) and prefix in self._fp8:
+            return Fp8LinearMethod(prefix, self._fp8[prefix])
+        if isinstance(layer, ParallelLMHead) and prefix in self._heads:
+            return QuasarNvfp4LinearMethod(prefix, self._read_config())
+        return StoredDtypeEmbedding() if StoredDtypeEmbedding.suits(layer) else None
+
+    def _fp8_kind(self, prefix: str) -> WeightKind | None:
+        """The kind of an FP8 layer. None if it is no such layer.
+
+        Raises ValueError if only some members of a fused layer are FP8, or they need different kernels.
+        """
+        if prefix in self._fp8:
+            return self._fp8[prefix]
+        parent, dot, leaf = prefix.rpartition(".")
+        names = [parent + dot + member for member in self.packed_modules_mapping.get(leaf, ())]
+        kinds = [self._fp8.get(name) for name in names]
+        if not any(kinds):
+            return None
+        if None in kinds or len({kind.columns for kind in kinds if kind is not None}) > 1:
+            got = ", ".join(f"{name}: {kind or 'not FP8'}" for name, kind in zip(names, kinds, strict=True))
+            raise ValueError(f"{prefix}: expected one kind of weights in the members of a fused layer, got {got}")
+        return kinds[0]
 
     def _read_config(self) -> Scheme:
         if self.config is None:
@@ -168,21 +215,29 @@ def modelopt_config(directory: Path) -> dict[str, Any] | None:
         return None
     remedy = "Restore the file from the model's source"
     data = read_object(path, remedy)
-    if quantization_config(read_object(config, remedy), config) is not None or not is_nvfp4(data):
+    if quantization_config(read_object(config, remedy), config) is not None or not is_ours(data):
         return None
     # Without `producer`, which would make vLLM judge the algorithm.
     return {"quantization": data.get("quantization", data), "quant_method": modelopt.NAME}
 
 
-def _unquantized_modules(directory: Path) -> tuple[str, ...]:
-    """Modules whose weights are stored in 16 bits. Raises QuantError for weights that are neither 16-bit nor NVFP4."""
+def _heads(directory: Path) -> set[str]:
+    """The heads in NVFP4. No list names a head that is tied to the embedding, so the tensors decide."""
+    modules, _ = sort_modules(tensors_of(read_shards(directory)[0]))
+    return {module for module in modules.nvfp4 if module.rpartition(".")[2] == "lm_head"}
+
+
+def _modules(directory: Path) -> Modules:
+    """The modules by their tensors' kinds. Raises QuantError for weights that are neither 16-bit, FP8 nor NVFP4."""
     headers, findings = read_shards(directory)
     if problems := [finding for finding in findings if finding.severity == "error"]:
         raise QuantError(f"{directory}: {problems[0]}", "See `voltserve verify`")
-    modules, _ = sort_modules(tensors_of(headers))
+    modules, misfits = sort_modules(tensors_of(headers))
+    if misfits:
+        raise QuantError(f"{directory}: {misfits[0]}", "See `voltserve verify`")
     for module, kind in modules.foreign.items():
         raise QuantError(
-            f"{directory}: {module}: expected NVFP4 or 16-bit weights, got {kind}",
+            f"{directory}: {module}: expected NVFP4, FP8 or 16-bit weights, got {kind}",
             "Choose a model whose layers are all one or the other",
         )
-    return tuple(sorted(modules.plain))
+    return modules

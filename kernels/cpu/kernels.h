@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "contracts/attention.h"
+#include "contracts/fp8.h"
 #include "contracts/gdn.h"
 #include "contracts/nvfp4.h"
 
@@ -50,6 +51,11 @@ struct Kernels {
 
   // Tiles tile_begin..tile_end of W [N, K], float32, row-major.
   void (*dequantize)(const Nvfp4Matrix &w, float *out, int64_t tile_begin, int64_t tile_end);
+
+  // The same two for FP8 weights, in the layout of fp8_linear.inl.
+  void (*fp8_linear)(const Fp8Matrix &w, const float *x, int64_t m, const float *bias, float *y, int64_t tile_begin,
+                     int64_t tile_end);
+  void (*fp8_dequantize)(const Fp8Matrix &w, float *out, int64_t tile_begin, int64_t tile_end);
 
   // Columns row_begin..row_end of y [m, N] = x [m, K] Wᵀ, float32.
   void (*linear16)(const Linear16 &w, const float *x, int64_t m, float *y, int64_t row_begin, int64_t row_end);

@@ -30,7 +30,7 @@ struct Touch {
 #pragma unroll
       for (int word = 0; word < 8; ++word) {
         seen[r] ^= tiles[r].word(word);
-        if (word % 4 == 3) reload.half(r, word / 4);
+        if (word % 4 == 3) reload.part(r, word / 4);
       }
     }
   }

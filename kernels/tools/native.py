@@ -45,7 +45,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Packed:
-    """A weight [n, k] in the layout of kernels/cuda/common/layout.cuh, as torch tensors on the GPU.
+    """A weight [n, k] in the layout of kernels/cuda/common/layout.cuh (FP8: layout8.cuh), as torch tensors on the GPU.
 
     `experts`: how many matrices, or 0 for one without experts.
     """
@@ -108,6 +108,8 @@ class Library(Launchers):
         self._c.voltserve_shape.restype = ctypes.POINTER(struct("Shape"))
         self._c.voltserve_place_code.restype = ctypes.c_uint32
         self._c.voltserve_place_scale.restype = ctypes.c_uint32
+        self._c.voltserve_place_fp8.restype = ctypes.c_uint32
+        self._c.voltserve_fp8_pair.restype = ctypes.c_uint32
 
     def shape(self, variant: int) -> Shape | None:
         """The variant's block, or None past the last variant."""
@@ -141,6 +143,16 @@ class Library(Launchers):
         placed: int = self._c.voltserve_place_scale(e4m3)
         return placed
 
+    def place_fp8(self, code: int, column: int) -> int:
+        """The bits of an E4M3 code in its 32-bit word of the packed layout; `column` 0..3 in the word."""
+        placed: int = self._c.voltserve_place_fp8(code, column)
+        return placed
+
+    def fp8_pair(self, word: int, pair: int) -> int:
+        """The bits of a pair's two fp16 numbers, each 2^-8 times its E4M3 code; `pair` 0 or 1 in the word."""
+        bits: int = self._c.voltserve_fp8_pair(ctypes.c_uint32(word), pair)
+        return bits
+
     def plan(
         self, m: int, n: int, k: int, group: int = 16, arch: int = 70, processors: int = 80, experts: int = 0
     ) -> Plan:
@@ -171,6 +183,24 @@ class Library(Launchers):
         if found := int(first_nan):
             raise ValueError(f"block_scales: expected numbers, got NaN at {divmod(found - 1, k // group)}")
         return Packed(packed, scales, row_factor, n, k, group)
+
+    def pack_fp8(self, codes: Any, scales: Any, group: int) -> Packed:
+        """E4M3 codes [n, k] (bytes) and float32 scales [n, k / group] to the packed layout; group 0 or 128."""
+        import torch
+
+        n, k = codes.shape
+        rows, tiles = -(-n // TILE_ROWS) * TILE_ROWS, -(-n // TILE_ROWS) * -(-k // TILE_COLUMNS)
+        packed = torch.empty(tiles * TILE_ROWS * TILE_COLUMNS, dtype=torch.uint8, device=codes.device)
+        factor = torch.empty(rows, dtype=torch.float32, device=codes.device)
+        tile_scales = torch.empty(tiles * TILE_ROWS if group else 0, dtype=torch.float16, device=codes.device)
+        nan_row = torch.zeros(1, dtype=torch.int32, device=codes.device)
+        pointers = [ctypes.c_void_p(t.data_ptr()) for t in (codes, packed, nan_row)]
+        self._check(self._c.voltserve_fp8_repack(*pointers, n, k, self._stream()))
+        pointers = [ctypes.c_void_p(t.data_ptr()) for t in (scales, factor, tile_scales)]
+        self._check(self._c.voltserve_fp8_scales(*pointers, n, k, group, self._stream()))
+        if found := int(nan_row):
+            raise ValueError(f"codes: expected numbers, got NaN in row {found - 1}")
+        return Packed(packed, tile_scales, factor, n, k, group)
 
     def dequantize(self, w: Packed, out: Any, first_row: int = 0) -> None:
         """Rows first_row .. of w to `out` fp16 [rows, k]."""

@@ -55,6 +55,25 @@ def _dequantize(
     return row_factor.new_empty((row_factor.shape[0], scales.shape[1] * group_size), dtype=dtype)
 
 
+@torch.library.register_fake("voltserve::fp8_linear")
+def _fp8_linear(
+    x: torch.Tensor,
+    packed: torch.Tensor,
+    scales: torch.Tensor,
+    rows: int,
+    group_size: int,
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor:
+    return x.new_empty((*x.shape[:-1], rows))
+
+
+@torch.library.register_fake("voltserve::fp8_dequantize")
+def _fp8_dequantize(
+    packed: torch.Tensor, scales: torch.Tensor, rows: int, columns: int, group_size: int, dtype: torch.dtype
+) -> torch.Tensor:
+    return scales.new_empty((rows, columns), dtype=dtype)
+
+
 @torch.library.register_fake("voltserve::linear16")
 def _linear16(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return x.new_empty((x.shape[0], weight.shape[0]))

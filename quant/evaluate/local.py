@@ -1,4 +1,4 @@
-"""A model directory, 16-bit or NVFP4 in any format read here, run by transformers on the CPU in float32."""
+"""A model directory, 16-bit, NVFP4 or FP8 in any format read here, run by transformers on the CPU in float32."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,10 +9,12 @@ import torch
 
 from quant.blockwise import quantize_matrix
 from quant.errors import QuantError
+from quant.formats import fp8, fp8_linear
 from quant.formats.detect import detect
 from quant.formats.linear import read_linear
 from quant.formats.scheme import Scheme
 from quant.safetensors_file import Checkpoint, open_checkpoint
+from quant.tensor import FP8Tensor, NVFP4Tensor
 from quant.transformers_model import load_model, load_tokenizer, model_from_tensors
 
 
@@ -64,9 +66,9 @@ class LocalModel:
 
 
 def load_local(directory: Path, *, quantize_activations: bool = False) -> LocalModel:
-    """Loads `directory`. NVFP4 weights are dequantized exactly, one linear at a time.
+    """Loads `directory`. NVFP4 and FP8 weights are dequantized exactly, one linear at a time.
 
-    `quantize_activations` emulates W4A4 (see `emulate_w4a4`) on the quantized linears. Raises QuantError for a model
+    `quantize_activations` emulates W4A4 (see `emulate_w4a4`) on the NVFP4 linears. Raises QuantError for a model
     that cannot be read, and for that option on one that is not quantized.
     """
     scheme = detect(directory)
@@ -88,26 +90,44 @@ def load_local(directory: Path, *, quantize_activations: bool = False) -> LocalM
 
 
 def dequantized(checkpoint: Checkpoint, scheme: Scheme) -> tuple[dict[str, torch.Tensor], list[str]]:
-    """All tensors of `checkpoint` as a 16-bit model would hold them, in float32, and the names of quantized linears."""
+    """All tensors of `checkpoint` as a 16-bit model would hold them, in float32, and the names of NVFP4 linears."""
     layout = scheme.layout
-    suffixes = (layout.codes, layout.scales, layout.global_scale)
-    linears = [name.removesuffix(f".{layout.scales}") for name in checkpoint.tensors if name.endswith(layout.scales)]
-    found: dict[str, dict[str, torch.Tensor]] = {linear: {} for linear in linears}
+    parts = _parts(checkpoint, scheme)
+    found: dict[str, dict[str, torch.Tensor]] = {linear: {} for linear in parts}
     tensors = {}
     for shard in checkpoint.shards:
         for name, tensor in checkpoint.read(shard, checkpoint.names(shard)):
             linear, _, suffix = name.rpartition(".")
             if linear not in found:
                 tensors[name] = tensor.float() if tensor.is_floating_point() else tensor
-            elif suffix in suffixes:
+            elif suffix in parts[linear]:
                 found[linear][suffix] = tensor
-                if len(found[linear]) == len(suffixes):
-                    quantized = read_linear(layout, found.pop(linear), linear, scheme.group_size)
-                    tensors[f"{linear}.weight"] = quantized.dequantize()
+                if len(found[linear]) == len(parts[linear]):
+                    tensors[f"{linear}.weight"] = _read(scheme, found.pop(linear), linear).dequantize()
                     found[linear] = {}
             elif suffix == "bias":
                 tensors[name] = tensor.float()
-    return tensors, linears
+    return tensors, [linear for linear, own in parts.items() if layout.codes in own and layout.global_scale in own]
+
+
+def _parts(checkpoint: Checkpoint, scheme: Scheme) -> dict[str, tuple[str, ...]]:
+    """Each quantized linear, and the suffixes of the tensors that its weights are made of."""
+    layout = scheme.layout
+    parts: dict[str, tuple[str, ...]] = {}
+    for name in checkpoint.tensors:
+        linear, _, suffix = name.rpartition(".")
+        if suffix not in (layout.scales, *fp8.SCALES):
+            continue
+        weight = checkpoint.tensors.get(f"{linear}.{fp8.WEIGHT}")
+        is_fp8 = weight is not None and weight.dtype == torch.float8_e4m3fn
+        parts[linear] = (fp8.WEIGHT, suffix) if is_fp8 else (layout.codes, layout.scales, layout.global_scale)
+    return parts
+
+
+def _read(scheme: Scheme, tensors: dict[str, torch.Tensor], linear: str) -> NVFP4Tensor | FP8Tensor:
+    if fp8.WEIGHT in tensors and tensors[fp8.WEIGHT].dtype == torch.float8_e4m3fn:
+        return fp8_linear.read_linear(tensors, linear)
+    return read_linear(scheme.layout, tensors, linear, scheme.group_size)
 
 
 def emulate_w4a4(group_size: int) -> Callable[[torch.nn.Module, tuple[torch.Tensor, ...]], tuple[torch.Tensor]]:

@@ -63,8 +63,8 @@ def declared(directory: Path, config: Mapping[str, object]) -> Mapping[str, obje
     return next((read_object(path, _REMEDY) for path in paths if path.exists()), None)
 
 
-def is_nvfp4(data: Mapping[str, object]) -> bool:
-    """Whether a `quantization_config` is for `read_scheme`, be it to read or to refuse it. Others are not ours."""
+def is_ours(data: Mapping[str, object]) -> bool:
+    """Whether a `quantization_config` is for `read_scheme`, be it to read or to refuse it: NVFP4, FP8 or both."""
     return any(known.is_config(data) and known.claims(data) for known in registry.FORMATS)
 
 
@@ -78,7 +78,9 @@ def read_scheme(data: Mapping[str, object], source: str) -> Scheme:
     expected = f"expected one of {', '.join(known.name for known in formats)}"
     other = OTHERS.get(method)
     described = repr(method) if other is None else f"{method!r} ({other.what})"
-    raise QuantError(f"{source}: quant_method: {expected}, got {described}", "Choose an NVFP4 version of the model")
+    raise QuantError(
+        f"{source}: quant_method: {expected}, got {described}", "Choose an NVFP4 or FP8 version of the model"
+    )
 
 
 def _merged(schemes: list[Scheme]) -> Scheme:
@@ -96,5 +98,8 @@ def _merged(schemes: list[Scheme]) -> Scheme:
             ignore=first.ignore if other.ignore is None else (first.ignore or ()) + other.ignore,
             kv_cache=first.kv_cache or other.kv_cache,
             pre_quant_scale=first.pre_quant_scale or other.pre_quant_scale,
+            w8a8=first.w8a8 or other.w8a8,
+            elements=tuple(sorted({*first.elements, *other.elements})),
+            by_tensors=first.by_tensors or other.by_tensors,
         )
     return first

@@ -22,6 +22,7 @@ from quant.errors import QuantError
 from quant.formats.compressed_tensors import read_kv_cache
 from quant.formats.format import Format, Written
 from quant.formats.scheme import LinearLayout, Scheme, wildcard_pattern
+from quant.formats.weights import Element
 from quant.jsonfile import field, optional, show
 
 # Values of `quant_method`; the first is the format's name.
@@ -33,7 +34,10 @@ PRE_QUANT_SCALE = "pre_quant_scale"
 
 # Each quant_algo, and whether it quantizes activations too.
 _ALGORITHMS = {"NVFP4": True, "W4A16_NVFP4": False, "NVFP4_AWQ": True}
-_REMEDY = "Choose an NVFP4 or W4A16_NVFP4 export of the model"
+# Those of FP8, per tensor, per channel and in blocks (weights only).
+_FP8 = {"FP8": True, "FP8_PER_CHANNEL_PER_TOKEN": True, "FP8_PB_WO": False}
+_MIXED = "MIXED_PRECISION"
+_REMEDY = "Choose an NVFP4, W4A16_NVFP4 or FP8 export of the model"
 _LISTED = 8  # layers that a refusal spells out
 
 
@@ -46,28 +50,31 @@ def is_config(data: Mapping[str, object]) -> bool:
     )
 
 
-def is_nvfp4(data: Mapping[str, object]) -> bool:
-    """Whether the algorithm is a kind of NVFP4, or a mixture, which is read or refused layer by layer."""
+def is_ours(data: Mapping[str, object]) -> bool:
+    """Whether the algorithm is a kind of NVFP4 or FP8, or a mixture, which is read or refused layer by layer."""
     algorithm = str((_body(data) or {}).get("quant_algo")).upper()
-    return "NVFP4" in algorithm or algorithm == "MIXED_PRECISION"
+    return "NVFP4" in algorithm or algorithm in (_MIXED, *_FP8)
 
 
 def read_config(data: Mapping[str, object], source: str) -> Scheme:
     """Reads either form; `source` names it in errors. If `exclude_modules` is missing, the tensors decide.
 
-    Raises QuantError for another algorithm than NVFP4, W4A16_NVFP4 and NVFP4_AWQ, and for MIXED_PRECISION with any
-    layer that is not NVFP4, listing those layers.
+    Raises QuantError for another algorithm than those of NVFP4 and FP8, and for MIXED_PRECISION with any layer that is
+    neither, listing those layers.
     """
     body = _body(data)
     if body is None:
         raise QuantError(f"{source}: quant_algo: expected NVFP4, got nothing", _REMEDY)
     algorithm = field(body, "quant_algo", str, source, _REMEDY).upper()
-    if algorithm == "MIXED_PRECISION":
-        algorithm = _read_mixed(body, source)
-    if algorithm not in _ALGORITHMS:
-        expected = ", ".join(_ALGORITHMS)
+    used = _read_mixed(body, source) if algorithm == _MIXED else {algorithm}
+    if algorithm != _MIXED and algorithm not in _ALGORITHMS | _FP8:
+        expected = ", ".join((*_ALGORITHMS, *_FP8, _MIXED))
         raise QuantError(f"{source}: quant_algo: expected one of {expected}, got {algorithm!r}", _REMEDY)
-    group_size = optional(body, "group_size", int, source, _REMEDY) or _group_size_of_groups(body)
+    sizes = _group_sizes(body, source)
+    if len(sizes) > 1:
+        got = " and ".join(map(str, sorted(sizes)))
+        raise QuantError(f"{source}: group_size: expected one for all layers, got {got}", _REMEDY)
+    group_size = sizes.pop()
     if group_size not in GROUP_SIZES:
         raise QuantError(f"{source}: group_size: expected 16 or 32, got {group_size}", _REMEDY)
     wildcards = optional(body, "exclude_modules" if body is not data else "ignore", list, source, _REMEDY)
@@ -79,10 +86,21 @@ def read_config(data: Mapping[str, object], source: str) -> Scheme:
         LAYOUT,
         group_size,
         None if wildcards is None else tuple(map(wildcard_pattern, wildcards)),
-        w4a4=_ALGORITHMS[algorithm],
+        w4a4=any(_ALGORITHMS.get(one, False) for one in used),
         kv_cache=_read_kv_cache(body, source),
-        pre_quant_scale=algorithm == "NVFP4_AWQ",
+        pre_quant_scale="NVFP4_AWQ" in used,
+        w8a8=any(_FP8.get(one, False) for one in used),
+        elements=_elements(used),
     )
+
+
+def _elements(algorithms: set[str]) -> tuple[Element, ...]:
+    found: list[Element] = []
+    if algorithms & _ALGORITHMS.keys():
+        found.append("E2M1")
+    if algorithms & _FP8.keys():
+        found.append("E4M3")
+    return tuple(found)
 
 
 def write(scheme: Scheme, kept: tuple[str, ...]) -> Written:
@@ -133,33 +151,40 @@ def _body(data: Mapping[str, object]) -> Mapping[str, object] | None:
     return None
 
 
-def _read_mixed(body: Mapping[str, object], source: str) -> str:
-    """The algorithm of all layers, if all have one that we serve."""
+def _read_mixed(body: Mapping[str, object], source: str) -> set[str]:
+    """The algorithms of the layers, if we serve them all."""
     layers = field(body, "quantized_layers", dict, source, _REMEDY)
     algorithms = {
         name: str(layer.get("quant_algo")).upper() if isinstance(layer, dict) else show(layer)
         for name, layer in layers.items()
     }
-    unsupported = [f"{name} ({algorithm})" for name, algorithm in algorithms.items() if algorithm not in _ALGORITHMS]
+    served = _ALGORITHMS | _FP8
+    unsupported = [f"{name} ({algorithm})" for name, algorithm in algorithms.items() if algorithm not in served]
     if unsupported or not algorithms:
         more = f" and {len(unsupported) - _LISTED} more" if len(unsupported) > _LISTED else ""
         listed = ", ".join(unsupported[:_LISTED]) + more or "none"
         raise QuantError(
-            f"{source}: MIXED_PRECISION: expected NVFP4 layers only, got {len(unsupported)} of {len(algorithms)} "
-            f"layers in other formats: {listed}",
+            f"{source}: MIXED_PRECISION: expected NVFP4 and FP8 layers only, got {len(unsupported)} of "
+            f"{len(algorithms)} layers in other formats: {listed}",
             _REMEDY,
         )
-    return "NVFP4_AWQ" if "NVFP4_AWQ" in algorithms.values() else next(iter(algorithms.values()))
+    return set(algorithms.values())
 
 
-def _group_size_of_groups(body: Mapping[str, object]) -> int:
-    """The group size in config_groups, as exports with compressed-tensors' keys have it; otherwise NVFP4's own."""
-    groups = body.get("config_groups")
-    for group in groups.values() if isinstance(groups, dict) else ():
-        weights = group.get("weights") if isinstance(group, dict) else None
-        if isinstance(weights, dict) and isinstance(size := weights.get("group_size"), int):
-            return size
-    return DEFAULT_GROUP_SIZE
+def _group_sizes(body: Mapping[str, object], source: str) -> set[int]:
+    """The group sizes that the config names: once, per layer, or per group with compressed-tensors' keys.
+
+    NVFP4's own if it names none.
+    """
+    if size := optional(body, "group_size", int, source, _REMEDY):
+        return {size}
+    entries: list[object] = []
+    for key in ("quantized_layers", "config_groups"):
+        entries += (optional(body, key, dict, source, _REMEDY) or {}).values()
+    holders = [entry.get("weights", entry) for entry in entries if isinstance(entry, dict)]
+    return {
+        size for holder in holders if isinstance(holder, dict) and isinstance(size := holder.get("group_size"), int)
+    } or {DEFAULT_GROUP_SIZE}
 
 
 def _read_kv_cache(body: Mapping[str, object], source: str) -> str:
@@ -179,7 +204,7 @@ FORMAT = Format(
     runtime_tensors=(PRE_QUANT_SCALE,),
     files=(FILE_NAME,),
     is_config=is_config,
-    claims=is_nvfp4,
+    claims=is_ours,
     read=read_config,
     write=write,
     group_sizes=(DEFAULT_GROUP_SIZE,),

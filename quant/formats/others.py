@@ -14,8 +14,10 @@ from typing import Literal
 Device = Literal["cpu", "volta", "gpu"]
 ON = {"cpu": "a CPU", "volta": "a V100", "gpu": "these GPUs"}
 
-_WHY = "our kernels compute NVFP4 only"
-_REMEDY = "Choose an NVFP4 version of the model, or make one of its 16-bit version with `voltserve quantize`"
+_WHY = "our kernels compute NVFP4 and FP8 only"
+_REMEDY = (
+    "Choose an NVFP4 or FP8 version of the model, or make an NVFP4 one of its 16-bit version with `voltserve quantize`"
+)
 
 
 @dataclass(frozen=True)
@@ -34,11 +36,11 @@ OTHERS: Mapping[str, Other] = {
     "bitsandbytes": Other("bitsandbytes, 4 or 8 bits"),
     "moe_wna16": Other("experts in 4 or 8 bits by Triton"),
     "humming": Other("weights of 1 to 8 bits by Humming's kernels"),
-    "fp8": Other("FP8, 8-bit float weights"),
+    "fp8": Other("quantizing to FP8 while loading"),
     "fbgemm_fp8": Other("FP8, 8-bit float weights"),
     "deepseek_v4_fp8": Other("DeepSeek's FP8, 8-bit float weights in blocks"),
     "experts_int8": Other("experts in 8-bit integers"),
-    "modelopt": Other("ModelOpt's FP8"),
+    "modelopt": Other("quantizing as ModelOpt does while loading"),
     "modelopt_mxfp8": Other("ModelOpt's MXFP8"),
     "mxfp4": Other("MXFP4: E2M1 weights with power-of-two (E8M0) scales for 32 weights"),
     "gpt_oss_mxfp4": Other("gpt-oss's MXFP4 experts"),
@@ -64,7 +66,7 @@ _ALIASES = {
 
 
 def meets(data: Mapping[str, object] | None, asked: str | None) -> tuple[str, Other] | None:
-    """The method's name and its row, for a model that is not NVFP4. None if the method is unknown.
+    """The method's name and its row, for a model that is neither NVFP4 nor FP8. None if the method is unknown.
 
     `data`: config.json's quantization_config, if any. `asked`: the value of --quantization, which may name another
     kernel for the same weights, or quantize a 16-bit model while loading.

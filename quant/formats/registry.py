@@ -5,7 +5,7 @@ Every function reads `FORMATS` when it is called, so that a test may register a 
 
 from collections.abc import Iterator, Mapping
 
-from quant.formats import auto_round, compressed_tensors, modelopt, quantize_config
+from quant.formats import auto_round, compressed_tensors, fp8, modelopt, quantize_config
 from quant.formats.format import Format
 from quant.formats.scheme import LinearLayout, Scheme
 
@@ -14,6 +14,7 @@ FORMATS: tuple[Format, ...] = (
     compressed_tensors.FORMAT,
     auto_round.FORMAT,
     modelopt.FORMAT,
+    fp8.FORMAT,
     quantize_config.FORMAT,
 )
 
@@ -29,7 +30,7 @@ def targets() -> Mapping[str, Format]:
 
 
 def engine_names() -> tuple[str, ...]:
-    """Values of `--quantization` with which an NVFP4 checkpoint is ours."""
+    """Values of `--quantization` with which a checkpoint in a format of ours is ours."""
     return tuple(name for known in FORMATS for name in (known.name, *known.aliases))
 
 
@@ -45,4 +46,4 @@ def own_files() -> Iterator[tuple[Format, str]]:
 
 def ignore_is_exact(scheme: Scheme) -> bool:
     """Whether `scheme.ignore` names every 16-bit linear, so that engines rely on it."""
-    return any(known.ignore_is_exact for known in FORMATS if known.name == scheme.format)
+    return not scheme.by_tensors and any(known.ignore_is_exact for known in FORMATS if known.name == scheme.format)

@@ -3,6 +3,8 @@
 import re
 from dataclasses import dataclass, field
 
+from quant.formats.weights import Element
+
 
 @dataclass(frozen=True)
 class LinearLayout:
@@ -36,7 +38,9 @@ class Scheme:
     format: its name in quant/formats/registry.py. source: the file (and key) that says so.
     ignore: modules in 16 bits: names, or patterns after "re:" (compressed-tensors' syntax). None: the config has no
         such list, and the tensors decide.
-    w4a4: the model was made for 4-bit activations too. Its weights are read in the same way.
+    w4a4, w8a8: the model was made for 4-bit or 8-bit activations too. Its weights are read in the same way.
+    elements: those that the config says linears have.
+    by_tensors: the tensors decide which linears are quantized and how, even where `ignore` of the format is exact.
     kv_cache: the key/value cache that the config asks for: "fp8", "nvfp4" or "".
     pre_quant_scale: linears may have a `pre_quant_scale` [K], a factor on their input (AWQ).
     """
@@ -49,6 +53,9 @@ class Scheme:
     w4a4: bool = False
     kv_cache: str = ""
     pre_quant_scale: bool = False
+    w8a8: bool = False
+    elements: tuple[Element, ...] = ("E2M1",)
+    by_tensors: bool = False
 
 
 def wildcard_pattern(wildcard: str) -> str:

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from quant.constants import DEFAULT_GROUP_SIZE, GROUP_SIZES
-from quant.formats import modelopt, registry
+from quant.formats import fp8, modelopt, registry
 from quant.formats.scheme import LinearLayout, Scheme
+from quant.formats.weights import WeightKind, fp8_kind, nvfp4
 from quant.selection import matching_pattern, siblings
 from quant.verify.files import Tensor
 from quant.verify.findings import Finding, error, info, list_some, warning
@@ -25,15 +26,22 @@ _FLOATS = ("F16", "BF16", "F32")
 class Modules:
     """The model's modules by the kind of their tensors: quantized linears, 16-bit weights, and the rest.
 
-    nvfp4: module to (N, K, group size, layout). plain: module to shape. foreign: module to a description.
-    kv_scales: tensor names of key/value cache scales. pre_quant_scales: module to K.
+    nvfp4: module to (N, K, group size, layout). fp8: module to (N, K, kind). plain: module to shape. foreign: module
+    to a description. kv_scales: tensor names of key/value cache scales. pre_quant_scales: module to K.
     """
 
     nvfp4: dict[str, tuple[int, int, int, LinearLayout]] = field(default_factory=dict)
+    fp8: dict[str, tuple[int, int, WeightKind]] = field(default_factory=dict)
     plain: dict[str, tuple[int, ...]] = field(default_factory=dict)
     foreign: dict[str, str] = field(default_factory=dict)
     kv_scales: list[str] = field(default_factory=list)
     pre_quant_scales: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def quantized(self) -> dict[str, tuple[int, int, WeightKind]]:
+        """Every quantized linear: module to (N, K, kind)."""
+        fours = {module: (rows, columns, nvfp4(size)) for module, (rows, columns, size, _) in self.nvfp4.items()}
+        return fours | self.fp8
 
 
 def sort_modules(tensors: Mapping[str, Tensor]) -> tuple[Modules, list[Finding]]:
@@ -47,11 +55,13 @@ def sort_modules(tensors: Mapping[str, Tensor]) -> tuple[Modules, list[Finding]]
         if suffix in KV_SCALES:
             modules.kv_scales.append(name)
     layouts = registry.layouts()
-    weights, scales = _weight_names(layouts), {layout.scales for layout in layouts}
+    weights, scales = _weight_names(layouts), {*(layout.scales for layout in layouts), *fp8.SCALES}
     for module, own in parts.items():
         layout = next((layout for layout in layouts if _has_codes(own, layout)), None)
         if layout is not None:
             findings += _sort_quantized(module, own, layout, modules)
+        elif fp8.WEIGHT in own and own[fp8.WEIGHT].entry.dtype == fp8.ELEMENT:
+            findings += _sort_fp8(module, own, modules)
         elif weight := next((own[name] for name in weights if name in own), None):
             _sort_plain(module, own, weight, modules)
         elif alone := sorted(scales & own.keys()):
@@ -105,6 +115,31 @@ def _sort_quantized(module: str, own: Mapping[str, Tensor], layout: LinearLayout
     return findings
 
 
+def _sort_fp8(module: str, own: Mapping[str, Tensor], modules: Modules) -> list[Finding]:
+    """Adds the E4M3 linear to `modules` if its tensors fit together. Otherwise returns findings."""
+    weight = own[fp8.WEIGHT].entry
+    if len(weight.shape) != 2 or not all(weight.shape):
+        modules.foreign[module] = f"FP8 of {len(weight.shape)} dimensions ({fp8.ELEMENT} {list(weight.shape)})"
+        return []
+    scales = [suffix for suffix in fp8.SCALES if suffix in own]
+    if len(scales) != 1:
+        got = " and ".join(scales) or "nothing"
+        name = f"{module}.{scales[0] if scales else fp8.SCALES[0]}"
+        return [
+            error("missing-tensor", own[fp8.WEIGHT].shard, name, "one scale tensor of its E4M3 weight", got, _AGAIN)
+        ]
+    scale = own[scales[0]].entry
+    if scale.dtype not in fp8.SCALE_DTYPES:
+        expected = " or ".join(fp8.SCALE_DTYPES)
+        name = f"{module}.{scales[0]}"
+        return [error("dtype", own[scales[0]].shard, name, expected, f"{_describe(scale)} beside FP8", _AGAIN)]
+    kind = fp8_kind(*weight.shape, scale.shape)
+    if kind is None:
+        return [_shape(own, module, scales[0], "one scale, one per row, or one per 128x128 block")]
+    modules.fp8[module] = (weight.shape[0], weight.shape[1], kind)
+    return []
+
+
 def _weight_names(layouts: Iterable[LinearLayout]) -> tuple[str, ...]:
     """Names under which a linear's weight is stored, in 16 bits, in a format of ours or as GPTQ and AWQ do."""
     return tuple(dict.fromkeys(("weight", *(layout.codes for layout in layouts), "qweight")))
@@ -130,21 +165,25 @@ def compare_with_scheme(scheme: Scheme | None, modules: Modules, tensors: Mappin
         by_kind.setdefault(kind, []).append(module)
     for kind, names in by_kind.items():
         shard = _shard_of(names[0], tensors)
-        expected = "NVFP4 or 16-bit weights" if scheme else "16-bit weights, as config.json declares no quantization"
+        expected = (
+            "NVFP4, FP8 (E4M3) or 16-bit weights"
+            if scheme
+            else "16-bit weights, as config.json declares no quantization"
+        )
         got = f"{kind} in {len(names)} modules: {list_some(names)}"
         findings.append(
-            error("format", shard, names[0], expected, got, "Choose a model whose layers are all NVFP4 or 16-bit")
+            error("format", shard, names[0], expected, got, "Choose a model whose layers are all NVFP4, FP8 or 16-bit")
         )
     if scheme is None:
-        if modules.nvfp4:
-            name = next(iter(modules.nvfp4))
-            got = f"{len(modules.nvfp4)} NVFP4 linears"
+        if modules.quantized:
+            name, (*_, first) = next(iter(modules.quantized.items()))
+            got = f"{len(modules.quantized)} quantized linears, {first} among them"
             findings.append(
                 error("config", _shard_of(name, tensors), name, "16-bit weights, as config.json says", got, _CONFIG)
             )
         return findings
-    if not modules.nvfp4:
-        findings.append(error("config", "", "", f"NVFP4 linears, as {scheme.source} says", "none", _CONFIG))
+    findings += _compare_elements(scheme, modules, tensors)
+    judge = error if registry.ignore_is_exact(scheme) else warning
     for module, (_, columns, group_size, layout) in modules.nvfp4.items():
         shard = _shard_of(module, tensors)
         if layout != scheme.layout:
@@ -155,24 +194,41 @@ def compare_with_scheme(scheme: Scheme | None, modules: Modules, tensors: Mappin
             findings.append(error("config", shard, module, expected, f"{group_size} (K={columns})", _CONFIG))
         elif pattern := matching_pattern(module, scheme.ignore or ()):
             expected = f"16-bit weights, as {scheme.source} ignores {pattern!r}"
-            findings.append(error("config", shard, module, expected, "NVFP4", _CONFIG))
+            # Where the list is not exact the tensors decide, and are unambiguous here (engine/layers/quantization.py).
+            judged = warning if scheme.by_tensors else error
+            findings.append(judged("config", shard, module, expected, "NVFP4", _CONFIG))
     if scheme.ignore is not None:
         # Engines rely on an exact list. Otherwise the tensors decide (engine/layers/quantization.py).
-        judge = error if registry.ignore_is_exact(scheme) else warning
         for module, shape in modules.plain.items():
             is_linear = len(shape) == 2 and module.rpartition(".")[2] in SPLIT_INPUTS + SPLIT_OUTPUTS
             is_loaded = ".mtp." not in f".{module}"  # draft layers are loaded for speculative decoding only
             if is_linear and is_loaded and not matching_pattern(module, scheme.ignore):
-                expected = f"NVFP4 weights, as {scheme.source} does not ignore it"
+                expected = f"quantized weights, as {scheme.source} does not ignore it"
                 findings.append(
                     judge("config", _shard_of(module, tensors), module, expected, "16-bit weights", _CONFIG)
                 )
     return _limited(findings) + _odd(scheme, modules)
 
 
+def _compare_elements(scheme: Scheme, modules: Modules, tensors: Mapping[str, Tensor]) -> list[Finding]:
+    """Finds kinds of linears that the config names and no tensor has, or the other way round."""
+    findings = []
+    for element, name, found in (("E2M1", "NVFP4", list(modules.nvfp4)), ("E4M3", "FP8", list(modules.fp8))):
+        if element in scheme.elements and not found:
+            findings.append(error("config", "", "", f"{name} linears, as {scheme.source} says", "none", _CONFIG))
+        elif found and element not in scheme.elements:
+            expected = f"no {name} linears, as {scheme.source} names none"
+            # FP8 linears are known by their tensors, which engines look at unless an exact list makes that needless.
+            served = element == "E4M3" and not registry.ignore_is_exact(scheme)
+            judge, remedy = (warning, "None needed: their tensors say what they are") if served else (error, _CONFIG)
+            got = f"{len(found)}: {list_some(found)}"
+            findings.append(judge("config", _shard_of(found[0], tensors), found[0], expected, got, remedy))
+    return findings
+
+
 def compare_siblings(modules: Modules) -> list[Finding]:
     """Checks layers that engines fuse: quantized all or none, with equal K and group size."""
-    findings: list[Finding] = []
+    findings = _mixed_siblings(modules)
     for module in modules.nvfp4:
         members = [name for name in siblings(module) if name in modules.nvfp4 or name in modules.plain]
         if plain := [name for name in members if name in modules.plain]:
@@ -186,6 +242,26 @@ def compare_siblings(modules: Modules) -> list[Finding]:
                     error("fused", "", module, f"one K and block size for {list_some(members)}", got, _AGAIN)
                 )
     return _limited(findings)
+
+
+def _mixed_siblings(modules: Modules) -> list[Finding]:
+    """Finds layers that engines fuse and of which FP8 members stand beside others."""
+    findings: list[Finding] = []
+    for module in modules.fp8:
+        members = [name for name in siblings(module) if name in modules.quantized or name in modules.plain]
+        kinds = {
+            "NVFP4" if name in modules.nvfp4 else "16-bit" if name in modules.plain else _rows_of(modules.fp8[name][2])
+            for name in members
+        }
+        if len(kinds) > 1 and next(name for name in members if name in modules.fp8) == module:
+            got = f"{' beside '.join(sorted(kinds))}: {list_some(members)}"
+            findings.append(error("fused", "", module, "one kind of weights in layers that are fused", got, _AGAIN))
+    return findings
+
+
+def _rows_of(kind: WeightKind) -> str:
+    """What members of a fused layer must have in common: a scale per tensor is spread over its rows."""
+    return "FP8 in blocks" if kind.columns else "FP8"
 
 
 def compare_globals(modules: Modules, globals_: Mapping[str, float]) -> list[Finding]:
@@ -216,7 +292,7 @@ def compare_with_config(config: Mapping[str, object], modules: Modules, tensors:
     sizes = text if isinstance(text, dict) else config
     findings = []
     shapes = {module: shape for module, shape in modules.plain.items() if len(shape) == 2}
-    shapes |= {module: (rows, columns) for module, (rows, columns, *_) in modules.nvfp4.items()}
+    shapes |= {module: (rows, columns) for module, (rows, columns, _) in modules.quantized.items()}
     for suffix, dimension, key in (
         ("embed_tokens", 0, "vocab_size"),
         ("embed_tokens", 1, "hidden_size"),
@@ -281,6 +357,9 @@ def _odd(scheme: Scheme, modules: Modules) -> list[Finding]:
         got = f"{kind} cache in the config and {len(modules.kv_scales)} k_scale/v_scale tensors"
         remedy = "None needed: V100 has no FP8; serve with --kv-cache-dtype float16 (the V100 presets do)"
         findings.append(info("kv-cache", "", "", expected, got, remedy))
+    if scheme.w8a8:
+        remedy = "None needed: V100 has no FP8 arithmetic; activations stay in 16 bits, at least as accurate"
+        findings.append(info("activations", "", "", "16-bit activations", "a W8A8 model", remedy))
     if scheme.w4a4:
         remedy = "None needed: V100 has no FP4 arithmetic; activations stay in 16 bits, at least as accurate"
         findings.append(info("activations", "", "", "16-bit activations", "a W4A4 model", remedy))
@@ -311,7 +390,7 @@ def _describe(entry: object) -> str:
 
 def _shard_of(module: str, tensors: Mapping[str, Tensor]) -> str:
     layouts = registry.layouts()
-    for suffix in (*_weight_names(layouts), *(layout.scales for layout in layouts)):
+    for suffix in (*_weight_names(layouts), *(layout.scales for layout in layouts), *fp8.SCALES):
         if (tensor := tensors.get(f"{module}.{suffix}")) is not None:
             return tensor.shard
     return ""

@@ -13,7 +13,7 @@ from pathlib import Path
 from quant import architectures
 from quant.constants import CONFIG
 from quant.errors import QuantError
-from quant.formats.detect import declared, detect_config, is_nvfp4
+from quant.formats.detect import declared, detect_config, is_ours
 from quant.formats.others import ON, Device, Other, meets
 from quant.formats.scheme import Scheme
 from quant.model_config import read_model_config
@@ -54,7 +54,7 @@ class Target:
 class Examination:
     """The contents of a directory, apart from its weights.
 
-    `scheme` is None for models that are not NVFP4. If they are quantized, `other` is their method and its row.
+    `scheme` is None for models in no format of ours. If they are quantized, `other` is their method and its row.
     """
 
     directory: Path
@@ -101,7 +101,7 @@ def examine(directory: Path, target: Target) -> Examination:
     if ours:
         findings += misfits
         findings += compare_with_scheme(scheme, modules, tensors)
-        findings += unserved.check_layers(modules.nvfp4)
+        findings += unserved.check_layers(modules, config)
         findings += unserved.check_experts(config, modules)
         findings += unserved.check_scheme(scheme, tensors) if scheme else []
         findings += compare_with_config(config, modules, tensors)
@@ -110,8 +110,8 @@ def examine(directory: Path, target: Target) -> Examination:
     if not target.no_tokenizer:
         findings += check_tokenizer(target.tokenizer or directory, config)
     findings += check_json_files(directory)
-    shapes = {module: (rows, columns) for module, (rows, columns, *_) in modules.nvfp4.items()}
-    found = obstacles(shapes, scheme.group_size if scheme else 1, config)
+    shapes = {name: (rows, columns, kind.column_multiple) for name, (rows, columns, kind) in modules.quantized.items()}
+    found = obstacles(shapes, config)
     findings += [
         error("tensor-parallel", "", one.layer, "a size that one GPU can load", str(one), "Choose another model")
         for one in found[1]
@@ -128,7 +128,7 @@ def _read_config(
         config = read_model_config(directory)
         _judge_architecture(config, target, findings)
         data = declared(directory, config)
-        if (data is not None or target.quantization) and not (data is not None and is_nvfp4(data)):
+        if (data is not None or target.quantization) and not (data is not None and is_ours(data)):
             met = meets(data, target.quantization or None)
             if met is None and data is not None:
                 detect_config(directory, config)  # says which formats are known

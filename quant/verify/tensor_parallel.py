@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from quant.constants import CONFIG
+from quant.formats.weights import FP8_BLOCK, KERNEL_COLUMNS
 
 SIZES = (1, 2, 4, 8)
 
@@ -35,13 +36,11 @@ class Obstacle:
         return f"TP={self.size}: {self.layer}: {self.dimension}={self.length} {self.reason}; sizes that work: {sizes}"
 
 
-def obstacles(
-    linears: Mapping[str, tuple[int, int]], group_size: int, config: Mapping[str, object]
-) -> dict[int, list[Obstacle]]:
+def obstacles(linears: Mapping[str, tuple[int, int, int]], config: Mapping[str, object]) -> dict[int, list[Obstacle]]:
     """The obstacles to each of SIZES, one per kind of layer and length.
 
-    `linears`: (N, K) of the quantized linears by module name. `config`: config.json, for its head counts (its
-    text_config's if it has one).
+    `linears`: (N, K, group size) of the quantized linears by module name; K per rank must be a multiple of the last.
+    `config`: config.json, for its head counts (its text_config's if it has one).
     """
     found: dict[int, list[Obstacle]] = {size: [] for size in SIZES}
     seen: set[tuple[str, int]] = set()
@@ -52,20 +51,24 @@ def obstacles(
         key_value = name == "num_key_value_heads"
         works = tuple(s for s in SIZES if count % s == 0 or (key_value and s % count == 0))
         checks.append((CONFIG, name, count, "is not divisible", works))
-    for module, (rows, columns) in linears.items():
+    for module, (rows, columns, group_size) in linears.items():
         leaf = module.rpartition(".")[2]
+        # The last of a row's blocks with a scale each may be cut short, by the matrix but not by a rank.
+        whole = KERNEL_COLUMNS if group_size == FP8_BLOCK else group_size
         if leaf in SPLIT_INPUTS:
-            works = tuple(size for size in SIZES if columns % (size * group_size) == 0)
+            works = tuple(
+                size for size in SIZES if columns % (size * group_size) == 0 or (size == 1 and columns % whole == 0)
+            )
             check = (module, "K", columns, f"does not leave each rank a multiple of the group size {group_size}", works)
         else:
             splits = leaf in SPLIT_OUTPUTS
             replicated = leaf in _KEY_VALUE and "num_key_value_heads" in heads
-            fits = columns % group_size == 0
+            fits = columns % whole == 0
             works = tuple(s for s in SIZES if fits and (rows % s == 0 or replicated or not splits))
             check = (
                 (module, "N", rows, "is not divisible", works)
                 if fits
-                else (module, "K", columns, f"is not a multiple of the group size {group_size}", ())
+                else (module, "K", columns, f"is not a multiple of the group size {whole}", ())
             )
         if (leaf, check[2]) not in seen:
             seen.add((leaf, check[2]))

@@ -20,11 +20,17 @@ _LOOKED_UP = "the engine looks its rows up, and keeps them in 16 bits"
 _ROUTER = "it decides which experts compute, and the engine keeps it in 16 bits"
 # Modules that the engine's layers load in 16 bits only, whatever the config says. Patterns of whole names.
 IN_16_BITS: Mapping[str, str] = {
-    r".*\blm_head": "the engine keeps the head in 16 bits",
     r".*\bembed_tokens(_per_layer)?|.*\b(wte|wpe|word_embeddings|embed_in)": _LOOKED_UP,
     r".*\.(gate|router|router\.proj|shared_expert_gate)": _ROUTER,
 }
 _PATTERNS = {re.compile(pattern): why for pattern, why in IN_16_BITS.items()}
+# Architectures whose models in vLLM hand their quantization to the head.
+QUANTIZED_HEADS = (
+    *("LlamaForCausalLM", "MixtralForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM"),
+    *("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"),
+    *("Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration"),
+)
+_HEAD = re.compile(r"(.*\.)?lm_head")
 # Keys of config.json that name the experts' activation.
 _ACTIVATIONS = ("mlp_hidden_act", "hidden_activation", "hidden_act")
 _SILU = ("silu", "swish", "swiglu")
@@ -38,16 +44,34 @@ def reason_for_16_bits(module: str) -> str | None:
     return next((why for pattern, why in _PATTERNS.items() if pattern.fullmatch(module)), None)
 
 
-def check_layers(quantized: Iterable[str]) -> list[Finding]:
-    """Finds 4-bit modules that the engine only loads in 16 bits."""
+def reason_for_a_16_bit_head(config: Mapping[str, object]) -> str | None:
+    """Why the engine would not load this model's head in 4 or 8 bits. None if it would."""
+    text = config.get("text_config")
+    holders = [holder for holder in (config, text) if isinstance(holder, dict)]
+    tied = [holder["tie_word_embeddings"] for holder in holders if "tie_word_embeddings" in holder]
+    names = config.get("architectures")
+    if not isinstance(names, list) or not set(map(str, names)) & set(QUANTIZED_HEADS):
+        return f"the engine keeps the head of {_listed(names)} in 16 bits"
+    if not tied or any(tied):
+        return "the engine keeps a head in 16 bits unless config.json says tie_word_embeddings false"
+    return None
+
+
+def check_layers(modules: Modules, config: Mapping[str, object]) -> list[Finding]:
+    """Finds quantized modules that the engine only loads in 16 bits, and FP8 of shapes that its kernels lack."""
     by_reason: dict[str, list[str]] = {}
-    for module in quantized:
-        if why := reason_for_16_bits(module):
+    for module in modules.quantized:
+        if why := reason_for_a_16_bit_head(config) if _HEAD.fullmatch(module) else reason_for_16_bits(module):
             by_reason.setdefault(why, []).append(module)
-    return [
-        error(CHECK, "", modules[0], "16-bit weights", f"NVFP4 in {list_some(modules)}: {why}", _OTHER)
-        for why, modules in by_reason.items()
-    ]
+    findings = []
+    for why, found in by_reason.items():
+        kinds = " and ".join(sorted({str(modules.quantized[module][2]) for module in found}))
+        findings.append(error(CHECK, "", found[0], "16-bit weights", f"{kinds} in {list_some(found)}: {why}", _OTHER))
+    if experts := [module for module in modules.fp8 if EXPERT.match(module) and ".mtp." not in f".{module}"]:
+        got = f"FP8 in {list_some(experts, 2)}"
+        expected = "experts in NVFP4 or 16 bits; the kernel for experts reads no FP8"
+        findings.append(error(CHECK, "", experts[0], expected, got, _OTHER))
+    return findings
 
 
 def check_experts(config: Mapping[str, object], modules: Modules) -> list[Finding]:

@@ -1,4 +1,4 @@
-"""One pass over the files' bytes: digests, NaN scales and weights, tensors that are all zero. Numpy, no torch."""
+"""One pass over the files' bytes: digests, NaN or negative scales, NaN weights, tensors of zeros. Numpy, no torch."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from quant.formats import fp8
 from quant.progress import OnProgress, Progress
 from quant.safetensors_header import Entry, Header
 from quant.verify.findings import Finding, error, warning
@@ -90,7 +91,7 @@ def _scan_file(path: Path, header: Header | None, hashed: bool, advance: Callabl
     digest = hashlib.sha256()
     with path.open("rb") as file:
         for tensor, entry, length in _regions(header):
-            current = _TensorScan(entry) if entry else None
+            current = _TensorScan(entry, _is_fp8_scale(tensor, entry)) if entry else None
             left = length
             while left and (chunk := file.read(min(left, CHUNK_BYTES))):
                 left -= len(chunk)
@@ -118,8 +119,11 @@ def _regions(header: Header | None) -> Iterator[tuple[str, Entry | None, int]]:
 class _TensorScan:
     """Examines a tensor's bytes as they arrive."""
 
-    def __init__(self, entry: Entry) -> None:
+    def __init__(self, entry: Entry, is_positive: bool) -> None:
+        """`is_positive`: negative elements are to be found."""
         self.entry = entry
+        self.is_positive = is_positive
+        self.any_negative = False
         self.all_zero = True
         self.first_not_finite: int | None = None
         self._bits = BITS[entry.dtype]
@@ -133,8 +137,15 @@ class _TensorScan:
             wrong = (elements & mask) == mask
             if wrong.any():
                 self.first_not_finite = self._seen + int(wrong.argmax())
+        if self.is_positive:
+            bits = elements.dtype.type(self._bits.magnitude)
+            self.any_negative = self.any_negative or bool((elements > bits).any())  # the sign is the highest bit
         self.all_zero = self.all_zero and not (elements & elements.dtype.type(self._bits.magnitude)).any()
         self._seen += len(elements)
+
+
+def _is_fp8_scale(name: str, entry: Entry) -> bool:
+    return entry.dtype in fp8.SCALE_DTYPES and name.rpartition(".")[2] in fp8.SCALES
 
 
 def _report(shard: str, tensor: str, current: _TensorScan, scan: Scan) -> None:
@@ -144,12 +155,14 @@ def _report(shard: str, tensor: str, current: _TensorScan, scan: Scan) -> None:
         index = [int(i) for i in np.unravel_index(current.first_not_finite, current.entry.shape or (1,))]
         got = f"NaN or Inf at {index}" if current.entry.dtype != "F8_E4M3" else f"NaN at {index}"
         scan.findings.append(error("not-a-number", shard, tensor, "numbers", got, _AGAIN))
+    elif current.any_negative:
+        scan.findings.append(error("scale", shard, tensor, "positive scales", "a negative one", _AGAIN))
 
 
 def check_zeros(
     modules: Modules, globals_: Mapping[str, float], all_zero: set[str], shards: Mapping[str, str]
 ) -> list[Finding]:
-    """Finds weights that are all zero (warnings), and other linears whose global scale is not positive (errors).
+    """Finds weights that are all zero (warnings), and other NVFP4 linears whose global scale is not positive (errors).
 
     `globals_`: the global scale of each NVFP4 linear, as stored. `shards`: the shard of each tensor.
     """
@@ -163,8 +176,9 @@ def check_zeros(
             name = f"{module}.{layout.global_scale}"
             got = f"{globals_[module]}"
             findings.append(error("global-scale", shards[name], name, "a positive number", got, _AGAIN))
-    for module, shape in modules.plain.items():
-        if len(shape) == 2 and f"{module}.weight" in all_zero:
+    flat = [module for module, shape in modules.plain.items() if len(shape) == 2]
+    for module in (*flat, *modules.fp8):
+        if f"{module}.weight" in all_zero:
             name = f"{module}.weight"
             findings.append(warning("all-zero", shards[name], name, "weights other than 0", "only 0", _ODD))
     return findings

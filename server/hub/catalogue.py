@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from quant import architectures
 from quant.errors import QuantError
-from quant.formats.detect import is_nvfp4, read_scheme
+from quant.formats.detect import is_ours, read_scheme
 from quant.formats.others import meets
 from quant.safetensors_header import Entry
 from server.config.typed_yaml import read_yaml
@@ -113,7 +113,7 @@ def _tensors(name: str, size: tuple[int, int]) -> Iterator[tuple[str, Entry]]:
 
 def _is_computed(quantization: Mapping[str, Any]) -> bool:
     """Whether the engine computes with such weights, as verify judges it."""
-    if not is_nvfp4(quantization) and meets(quantization, None) is not None:
+    if not is_ours(quantization) and meets(quantization, None) is not None:
         return False
     try:
         read_scheme(quantization, "quantization_config")

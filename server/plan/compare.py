@@ -61,10 +61,9 @@ def recommend(options: Sequence[Option], gpus: int) -> Decision:
 
 def _obstacles(model: Model) -> Mapping[int, str]:
     """The first obstacle of each tensor-parallel size."""
-    linears = {linear.name: (linear.rows, linear.columns) for linear in model.linears}
-    group_size = max((linear.group_size for linear in model.linears), default=1)
+    linears = {linear.name: (linear.rows, linear.columns, linear.kind.column_multiple) for linear in model.linears}
     heads = {"num_attention_heads": model.heads, "num_key_value_heads": model.kv_heads}
-    found = obstacles(linears, group_size, heads)
+    found = obstacles(linears, heads)
     return {size: str(problems[0]) for size, problems in found.items() if problems}
 
 

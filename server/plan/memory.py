@@ -143,11 +143,17 @@ def make_plan(model: Model, device: Device, run: Run, split: Split) -> Plan:
 
 
 def _weight_items(model: Model, weights: Weights, run: Run, split: Split) -> list[Item]:
-    packed = "Σ N·K/2 codes + N·K/g scales + 4·N row factors"
+    eights = any(linear.kind.element == "E4M3" for linear in model.linears)
+    packed = "Σ N·K/2 codes + N·K/g scales + 4·N row factors" + (", FP8: N·K codes + 4·N scales" if eights else "")
     dense = f"Σ N·K · {run.dtype_bytes} B, dequantized at load"
     share = f" over {split}" if split.gpus > 1 else ""
     return [
-        Item("4-bit weights", weights.linears, (packed if run.form == "packed" else dense) + share, "computed"),
+        Item(
+            "4- and 8-bit weights" if eights else "4-bit weights",
+            weights.linears,
+            (packed if run.form == "packed" else dense) + share,
+            "computed",
+        ),
         Item(
             "other weights",
             weights.plain,

@@ -8,6 +8,8 @@ from typing import Literal
 
 from quant.constants import INDEX_NAME
 from quant.errors import QuantError
+from quant.formats import fp8
+from quant.formats.weights import WeightKind, fp8_kind, nvfp4
 from quant.jsonfile import field, optional, read_object
 from quant.safetensors_header import Entry, read_header, unindexed_shards
 from quant.verify.experts import Experts, read_experts
@@ -35,12 +37,12 @@ class NotPlannedError(UserError):
 
 @dataclass(frozen=True)
 class Linear:
-    """A quantized linear [rows, columns] whose block scales cover `group_size` columns each."""
+    """A quantized linear [rows, columns]."""
 
     name: str
     rows: int
     columns: int
-    group_size: int
+    kind: WeightKind
 
 
 @dataclass(frozen=True)
@@ -236,10 +238,21 @@ def _rotary_factor(text: Mapping[str, object]) -> float:
 
 
 def _sort(entries: Mapping[str, Entry]) -> tuple[tuple[Linear, ...], tuple[Plain, ...]]:
-    """Quantized linears, known by their uint8 codes beside float8 block scales, and everything else that is loaded."""
+    """Quantized linears, and everything else that is loaded.
+
+    NVFP4 is known by uint8 codes beside float8 block scales, FP8 by float8 weights beside a scale.
+    """
     linears: list[Linear] = []
     parts: set[str] = set()
     for name, entry in entries.items():
+        if entry.dtype == fp8.ELEMENT and name.endswith(f".{fp8.WEIGHT}") and len(entry.shape) == 2:
+            module = name.removesuffix(f".{fp8.WEIGHT}")
+            own = [f"{module}.{suffix}" for suffix in fp8.SCALES if f"{module}.{suffix}" in entries]
+            kind = fp8_kind(*entry.shape, entries[own[0]].shape) if len(own) == 1 else None
+            if kind is not None:
+                linears.append(Linear(module, *entry.shape, kind))
+                parts |= {name, own[0], f"{module}.{fp8.INPUT_SCALE}"}
+            continue
         suffix = next((suffix for suffix in _CODES if name.endswith(suffix)), None)
         if suffix is None or entry.dtype != "U8" or len(entry.shape) != 2:
             continue
@@ -248,7 +261,7 @@ def _sort(entries: Mapping[str, Entry]) -> tuple[tuple[Linear, ...], tuple[Plain
         if scale is None or scale.dtype != "F8_E4M3" or len(scale.shape) != 2 or not scale.shape[1]:
             continue
         rows, columns = entry.shape[0], 2 * entry.shape[1]
-        linears.append(Linear(module, rows, columns, columns // scale.shape[1]))
+        linears.append(Linear(module, rows, columns, nvfp4(columns // scale.shape[1])))
         parts |= {name, f"{module}.weight_scale", f"{module}.weight_global_scale", f"{module}.weight_scale_2"}
     plain = (
         Plain(name, entry.shape, entry.dtype in {"F64", "F32", "F16", "BF16"}, entry.end - entry.start)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
+from quant.formats.weights import nvfp4
 from quant.selection import DEFAULT_IGNORE, select
 from server.errors import UserError
 from server.plan.model import Linear, Model
@@ -38,7 +39,7 @@ def as_nvfp4(model: Model, ignore: tuple[str, ...] = DEFAULT_IGNORE) -> Model:
         module = tensor.name.removesuffix(".weight")
         if module in chosen and module != tensor.name:
             rows, columns = tensor.shape
-            linears.append(Linear(module, rows, columns, GROUP_SIZE))
+            linears.append(Linear(module, rows, columns, nvfp4(GROUP_SIZE)))
         else:
             plain.append(tensor)
     return replace(model, linears=tuple(linears), plain=tuple(plain))

@@ -58,6 +58,11 @@ def as_dict(
     }
 
 
+def _linears(model: Model) -> str:
+    eights = sum(linear.kind.element == "E4M3" for linear in model.linears)
+    return f"{len(model.linears) - eights} linears in 4 bits" + (f" and {eights} in 8" if eights else "")
+
+
 def as_text(
     model: Model,
     plan: Plan,
@@ -71,7 +76,7 @@ def as_text(
     place = "GPU" if plan.device.kind == "gpu" else "this machine"
     kinds = ", ".join(f"{model.kinds.count(kind)} {kind}" for kind in dict.fromkeys(model.kinds))
     lines = [
-        f"{model.architecture}: {len(model.kinds)} layers ({kinds}), {len(model.linears)} linears in 4 bits; "
+        f"{model.architecture}: {len(model.kinds)} layers ({kinds}), {_linears(model)}; "
         f"per {place} with {plan.split}, of {gib(plan.device.memory_bytes)}:"
     ]
     lines += _table([_item_row(item) for item in (*plan.items, _cache_item(plan))])

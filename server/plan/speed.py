@@ -1,10 +1,11 @@
 """How fast one stream decodes on V100s: a range, scaled from the steps that perfmodel computed (configs/speeds.yaml).
 
-    step = products · (bytes of 4-bit linears / the table's) + lm_head · (bytes of the head / the table's)
+    step = products · (bytes of 4- and 8-bit linears / the table's) + lm_head · (bytes of the head / the table's)
          + (attention + delta rule + small kernels + all-reduces) · (layers / the table's) + gathering + host
 
 Each byte is a card's share. On one card nothing is reduced or gathered. The upper end is this step in CUDA graphs. The
-lower is the slower of an eager step on an old host and of the slowest peer's claim. Nothing of it was run on a V100.
+lower is the slower of an eager step on an old host and of the slowest peer's claim. 8-bit linears count by their bytes:
+no step with them was computed. Nothing of it was run on a V100.
 """
 
 from collections.abc import Mapping
@@ -17,7 +18,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field
 
 from server.plan.model import Model
-from server.plan.weights import VOCABULARY_PADDING, Split, packed_bytes, sharded
+from server.plan.weights import HEAD, VOCABULARY_PADDING, Split, sharded
 
 FILE = Path(__file__).parents[2] / "configs" / "speeds.yaml"
 Link = Literal["pcie", "sxm2"]
@@ -126,7 +127,7 @@ def estimate(model: Model, split: Split, link: Link) -> Speed:
 
 def _not_computed(model: Model, split: Split) -> str:
     if not model.linears:
-        return "its weights are not NVFP4"
+        return "its weights are neither NVFP4 nor FP8"
     if model.experts is not None:
         return "there is no table for mixtures of experts"
     if split.pipeline > 1 or split.tensor not in _CARDS:
@@ -137,15 +138,21 @@ def _not_computed(model: Model, split: Split) -> str:
 
 
 def linear_bytes(model: Model, split: Split) -> int:
-    """Bytes of 4-bit weights that one card reads in a step."""
+    """Bytes of 4- and 8-bit weights that one card reads in a step, without row factors and head."""
     total = 0
     for linear in model.linears:
+        if linear.name.rpartition(".")[2] == HEAD:
+            continue
         rows, columns = sharded(linear.name, linear.rows, linear.columns, model, split.tensor)
-        total += packed_bytes(rows, columns, linear.group_size) - 4 * rows
+        total += linear.kind.packed_bytes(rows, columns) - 4 * rows
     return total
 
 
 def head_bytes(model: Model, split: Split) -> int:
     """Bytes of the head that one card reads in a step."""
+    for linear in model.linears:
+        if linear.name.rpartition(".")[2] == HEAD:
+            rows, columns = sharded(linear.name, linear.rows, linear.columns, model, split.tensor)
+            return linear.kind.packed_bytes(rows, columns)
     padded = -(-model.vocabulary // VOCABULARY_PADDING) * VOCABULARY_PADDING
     return 2 * padded * model.hidden // split.tensor

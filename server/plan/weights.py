@@ -22,6 +22,7 @@ PACKED_PARTS = ("qweight", "qzeros", "scales", "weight_packed", "weight_scale")
 _WHOLE = 840  # divisible by every size up to 8
 _EMBEDDING = "embed_tokens.weight"
 _HEAD = "lm_head.weight"
+HEAD = "lm_head"
 
 
 @dataclass(frozen=True)
@@ -82,9 +83,11 @@ def stage_weights(
     sizes, stored = [], 0
     for linear in model.linears:
         layer = layer_of(linear.name)
-        if layer is None or layer in layers:
+        is_head = linear.name.rpartition(".")[2] == HEAD
+        here = stage == split.pipeline - 1 if is_head else layer is None or layer in layers
+        if here:
             rows, columns = sharded(linear.name, linear.rows, linear.columns, model, split.tensor)
-            packed = packed_bytes(rows, columns, linear.group_size)
+            packed = linear.kind.packed_bytes(rows, columns)
             sizes.append(rows * columns * dtype_bytes if form == "dense" else packed)
             stored += packed
     plain = sum(
@@ -95,17 +98,14 @@ def stage_weights(
     return Weights(sum(sizes), plain, max(sizes, default=0), stored)
 
 
-def packed_bytes(rows: int, columns: int, group_size: int) -> int:
-    """Codes at half a byte, a one-byte scale for each group, a float32 factor for each row (`quant.tensor`)."""
-    return rows * columns // 2 + rows * columns // group_size + 4 * rows
-
-
 def sharded(name: str, rows: int, columns: int, model: Model, tensor: int) -> tuple[int, int]:
     """(rows, columns) of a linear on one rank. Key and value heads are copied where there are fewer than ranks.
 
     Sizes that do not divide are rounded up: whether they can be split at all is `quant.verify`'s to say.
     """
     leaf = name.rpartition(".")[2]
+    if leaf == HEAD:
+        return -(-(-(-rows // VOCABULARY_PADDING) * VOCABULARY_PADDING) // tensor), columns
     if leaf in SPLIT_INPUTS:
         return rows, -(-columns // tensor)
     if leaf in {"k_proj", "v_proj"}:

@@ -81,7 +81,7 @@ def question(config: Config, match: Match, model: Model, declared: Mapping[str, 
         "hybrid": model.linear_attention is not None,
         "recording_disabled": render_launch(config, Path()).env.get(OFF_VARIABLE) == "1",
         # The largest layer; gate and up, which it usually is one of, are split by rows.
-        "matrix": [max(1, largest.rows // ranks), largest.columns, largest.group_size],
+        "matrix": [max(1, largest.rows // ranks), largest.columns, largest.kind.columns],
     }
 
 

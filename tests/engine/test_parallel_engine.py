@@ -15,7 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from lookalikes import quasar
-from lookalikes.random_models import MIXTRAL, QWEN3, QWEN3_MOE, Architecture, formats, write_model
+from lookalikes.random_models import MIXTRAL, QWEN3, QWEN3_MOE, Architecture, formats, fp8_formats, write_model
 from scripts.gpu_tp2.greedy import PROMPTS, TOKENS, run_jobs
 
 pytestmark = pytest.mark.e2e
@@ -42,8 +42,18 @@ class Case:
 CASES = [
     *(Case(QWEN3, form, 2) for form in formats("")),
     Case(QWEN3, "modelopt AWQ", 1),
+    Case(QWEN3, "modelopt mixed", 2),
+    Case(QWEN3, "fp8 blocks", 1),
     *(Case(QWEN3_MOE, "compressed-tensors", ranks) for ranks in (1, 2)),
     *(Case(MIXTRAL, "modelopt", ranks) for ranks in (1, 2)),
+]
+
+
+# The other mixtures of FP8 and NVFP4, for `make test-long`.
+LONG_CASES = [
+    *(Case(QWEN3, "compressed-tensors mixed", ranks) for ranks in (1, 2)),
+    Case(QWEN3, "compressed-tensors fp8", 2),
+    Case(QWEN3_MOE, "compressed-tensors mixed", 1),
 ]
 
 
@@ -51,28 +61,30 @@ CASES = [
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Holds the models, their twins, and what the engine made of each case."""
     made = tmp_path_factory.mktemp("parallel")
-    for case in CASES:
+    jobs = [*jobs_of(CASES, made), hybrid_job(made, HYBRID, 2)]
+    quasar.write(made / HYBRID)
+    run_jobs(made, jobs, "0|1", LIMIT_S)
+    return made
+
+
+def jobs_of(cases: list[Case], made: Path) -> list[dict[str, Any]]:
+    """Writes the cases' models into `made`; returns what greedy.py is to do with them."""
+    for case in cases:
         if not (made / case.model).exists():
             write_model(made / case.model, made / f"{case.model}-twin", case.architecture, case.form)
     jobs = []
-    for case in CASES:
+    for case in cases:
         flags = ["--model", str(made / case.model), "--tensor-parallel-size", str(case.ranks)]
-        if quantization := formats(case.architecture.router)[case.form].quantization:
+        if quantization := (formats(case.architecture.router) | fp8_formats())[case.form].quantization:
             flags += ["--quantization", quantization]
         jobs.append({"flags": flags, "output": str(made / f"{case}.json")})
-    quasar.write(made / HYBRID)
-    flags = [
-        "--model",
-        str(made / HYBRID),
-        "--tensor-parallel-size",
-        "2",
-        "--block-size",
-        "128",
-        "--language-model-only",
-    ]
-    jobs.append({"flags": flags, "output": str(made / f"{HYBRID}.json")})
-    run_jobs(made, jobs, "0|1", LIMIT_S)
-    return made
+    return jobs
+
+
+def hybrid_job(made: Path, name: str, ranks: int) -> dict[str, Any]:
+    flags = ["--model", str(made / name), "--tensor-parallel-size", str(ranks)]
+    flags += ["--block-size", "128", "--language-model-only"]
+    return {"flags": flags, "output": str(made / f"{name}.json")}
 
 
 def answers(folder: Path, case: Case | str) -> list[dict[str, Any]]:
@@ -100,3 +112,14 @@ def expect_answers_of(twin: Any, folder: Path, case: Case | str) -> None:
         assert tokens == logits.argmax(-1).tolist()
         expected = logits.log_softmax(-1).gather(1, torch.tensor(tokens)[:, None])[:, 0]
         torch.testing.assert_close(torch.tensor(answer["logprobs"]), expected, rtol=0, atol=1e-3)
+
+
+@pytest.mark.long
+def test_every_mixture_of_fp8_and_nvfp4_gives_the_twin_s_tokens(tmp_path: Path) -> None:
+    """One of them is the shape of unsloth's Qwen3.8-27B-NVFP4: attention and Gated DeltaNet in FP8."""
+    twin = quasar.write(tmp_path / HYBRID, mixed=True)
+    run_jobs(tmp_path, [*jobs_of(LONG_CASES, tmp_path), hybrid_job(tmp_path, HYBRID, 2)], "0|1", LIMIT_S)
+    expect_answers_of(twin, tmp_path, HYBRID)
+    for case in LONG_CASES:
+        own = AutoModelForCausalLM.from_pretrained(tmp_path / f"{case.model}-twin", dtype=torch.float32).eval()
+        expect_answers_of(own, tmp_path, case)

@@ -57,7 +57,7 @@ def test_verify_is_for_a_device(tmp_path: Path, device: str, named: str) -> None
 
 
 def fp8_model(folder: Path) -> Path:
-    return write(folder, "LlamaForCausalLM", {"quant_method": "fp8"}, attention=fp8, mlp=fp8)
+    return write(folder, "LlamaForCausalLM", {"quant_method": "fbgemm_fp8"}, attention=fp8, mlp=fp8)
 
 
 def unknown_architecture(folder: Path) -> Path:

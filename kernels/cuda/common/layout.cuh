@@ -123,15 +123,15 @@ struct LaneSource {
 template <int GROUP>
 struct LaneTile {
   using Source = LaneSource<GROUP>;
-  static constexpr int kHalves = 2;
+  static constexpr int kParts = 2;
 
-  uint4 codes[kHalves] = {};
+  uint4 codes[kParts] = {};
   uint32_t scales = 0;
 
   // Outside the matrix a lane keeps its old values. Any bits decode to finite numbers; they are multiplied by activations of zero,
   // or belong to rows that are not written.
-  __device__ void load_half(const Source &source, int half, bool inside) {
-    if (inside) codes[half] = load_codes(source.codes + 32 * half);
+  __device__ void load_part(const Source &source, int part, bool inside) {
+    if (inside) codes[part] = load_codes(source.codes + 32 * part);
   }
   __device__ void load_scales(const Source &source, bool inside) {
     if (!inside) return;

@@ -26,6 +26,8 @@ cudaError_t launch_tile(const LinearArgs &args, const Plan &plan, cudaStream_t s
 
 cudaError_t launch_mma(const LinearArgs &args, int group, const Plan &plan, cudaStream_t stream);
 cudaError_t launch_mma_wide(const LinearArgs &args, int group, const Plan &plan, cudaStream_t stream);
+cudaError_t launch_fp8(const LinearArgs &args, int group, const Plan &plan, cudaStream_t stream);
+cudaError_t launch_fp8_wide(const LinearArgs &args, int group, const Plan &plan, cudaStream_t stream);
 cudaError_t launch_mma_grouped(const LinearArgs &args, int group, const Plan &plan, cudaStream_t stream);
 
 }  // namespace voltserve

@@ -1,9 +1,9 @@
-// The fused linear layer: NVFP4 weights are expanded inside the GEMM.
+// The fused linear layer: NVFP4 or FP8 weights are expanded inside the GEMM.
 //
 //     y[t][n] = row_factor[n] * sum_k x[t][k] * e2m1(code[n][k]) * e4m3(scale[n][k / group]) + bias[n]
 //
 //     x        fp16 [M, K], rows 16-byte aligned          y   fp16 [M, N]
-//     weights  packed (common/layout.cuh)                 sums in fp32, rounded to fp16 once, so nothing overflows before
+//     weights  packed (common/layout.cuh, layout8.cuh)    sums in fp32, rounded to fp16 once, so nothing overflows before
 //
 // This file is the skeleton around the multiplication on tensor cores (mma.cuh): staging, prefetch, split of work, final sums.
 // Partial sums are added in a fixed order, so a call gives the same bits every time.
@@ -242,7 +242,7 @@ struct Reload {
   const int &limit, &stage;
 
   __device__ void scales(int r) const { tiles[r].load_scales(sources[r], stage < limit); }
-  __device__ void half(int r, int h) const { tiles[r].load_half(sources[r], h, stage < limit); }
+  __device__ void part(int r, int p) const { tiles[r].load_part(sources[r], p, stage < limit); }
 };
 
 template <class Math, class T, int MIN_BLOCKS, bool GROUPED>
@@ -291,7 +291,7 @@ __global__ void __launch_bounds__(T::kThreads, MIN_BLOCKS) linear_kernel(const L
       sources[r].seek(args.codes, args.scales, row * column_tiles + begin * T::kWK + wk, lane);
       reload.scales(r);
 #pragma unroll
-      for (int h = 0; h < Weights::kHalves; ++h) reload.half(r, h);
+      for (int p = 0; p < Weights::kParts; ++p) reload.part(r, p);
     }
     if constexpr (kDependentLaunch && !GROUPED) {
       if (first_tile) {

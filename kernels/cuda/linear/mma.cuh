@@ -17,10 +17,13 @@
 // count. Loads, decoding and order of sums are the same as on Volta.
 //
 // Numerics: a weight in fp16 is code * 2^-14 times scale * 2^6. That is a multiple of 2^-18, at most 10.5, with 6 significant bits,
-// so it is exact. Products and sums are fp32.
+// so it is exact. FP8: common/layout8.cuh. Products and sums are fp32.
 #pragma once
 
+#include <type_traits>
+
 #include "cuda/common/layout.cuh"
+#include "cuda/common/layout8.cuh"
 
 namespace voltserve {
 
@@ -154,7 +157,7 @@ struct Accumulator {
 template <int TOKENS, int ROW_TILES>
 struct Mma {
   template <int GROUP>
-  using Weights = LaneTile<GROUP>;
+  using Weights = std::conditional_t<is_fp8(GROUP), Fp8Tile<GROUP>, LaneTile<GROUP>>;
   static constexpr int kTokens = TOKENS, kRowTiles = ROW_TILES;
   static constexpr int kPartTokens = TOKENS < 8 ? TOKENS : 8, kParts = TOKENS / kPartTokens;
 
@@ -162,7 +165,22 @@ struct Mma {
 
   static __device__ int token(int lane) { return Accumulator<TOKENS, ROW_TILES>::token(lane); }
   template <int GROUP, int STRIDE, class Reload>
-  __device__ void multiply(const half *x, LaneTile<GROUP> (&tiles)[ROW_TILES], int lane, Reload reload) {
+  __device__ void multiply(const half *x, Weights<GROUP> (&tiles)[ROW_TILES], int lane, Reload reload) {
+    if constexpr (is_fp8(GROUP)) {
+      multiply_fp8<GROUP, STRIDE>(x, tiles, lane, reload);
+    } else {
+      multiply_nvfp4<GROUP, STRIDE>(x, tiles, lane, reload);
+    }
+  }
+
+  template <class Visit>
+  __device__ void part(int part, int lane, Visit visit) const {
+    accumulator.template each<kPartTokens>(part * kPartTokens, lane, visit);
+  }
+
+ private:
+  template <int GROUP, int STRIDE, class Reload>
+  __device__ void multiply_nvfp4(const half *x, LaneTile<GROUP> (&tiles)[ROW_TILES], int lane, Reload reload) {
     half2 scales[ROW_TILES][4];
 #pragma unroll
     for (int r = 0; r < ROW_TILES; ++r) {
@@ -182,15 +200,34 @@ struct Mma {
         decode_word(tiles[r].word(word), weights[r]);
 #pragma unroll
         for (int p = 0; p < 4; ++p) weights[r][p] = __hmul2(weights[r][p], scales[r][word * 8 / GROUP]);
-        if (word % 4 == 3) reload.half(r, word / 4);
+        if (word % 4 == 3) reload.part(r, word / 4);
       }
       accumulator.template add<STRIDE>(x, word, weights, lane);
     }
   }
 
-  template <class Visit>
-  __device__ void part(int part, int lane, Visit visit) const {
-    accumulator.template each<kPartTokens>(part * kPartTokens, lane, visit);
+  template <int GROUP, int STRIDE, class Reload>
+  __device__ void multiply_fp8(const half *x, Fp8Tile<GROUP> (&tiles)[ROW_TILES], int lane, Reload reload) {
+    half2 scales[ROW_TILES];
+#pragma unroll
+    for (int r = 0; r < ROW_TILES; ++r) {
+      scales[r] = __half2half2(tiles[r].scale);
+      reload.scales(r);
+    }
+#pragma unroll
+    for (int word = 0; word < 8; ++word) {
+      half2 weights[ROW_TILES][4];
+#pragma unroll
+      for (int r = 0; r < ROW_TILES; ++r) {
+        tiles[r].decode(word, weights[r]);
+        if constexpr (GROUP == kFp8Blocks) {
+#pragma unroll
+          for (int p = 0; p < 4; ++p) weights[r][p] = __hmul2(weights[r][p], scales[r]);
+        }
+        if (word % 2 == 1) reload.part(r, word / 2);
+      }
+      accumulator.template add<STRIDE>(x, word, weights, lane);
+    }
   }
 };
 

@@ -14,6 +14,7 @@
 
 #include "bindings/arguments.h"
 #include "cuda/common/binding.h"
+#include "cuda/linear/dense.h"
 #include "cuda/linear/launch.h"
 #include "cuda/common/layout.cuh"
 #include "cuda/linear/plan.h"
@@ -21,13 +22,6 @@
 namespace {
 
 using namespace voltserve;
-
-// fp16 weights that exist at a time on the way to cuBLAS.
-constexpr int64_t kDequantizedBytes = 64 << 20;
-
-const __half *halves(const Tensor &tensor) { return data<const __half>(tensor); }
-
-int64_t padded(int64_t length, int64_t tile) { return (length + tile - 1) / tile * tile; }
 
 // W [N, K] in the packed layout, or E of them one after the other.
 struct Matrix {
@@ -82,45 +76,15 @@ std::tuple<Tensor, Tensor> pack(Tensor codes, Tensor block_scales, int64_t group
   return {packed, torch::stable::narrow(scales, 1, 0, groups)};
 }
 
-// x in this shape. An operator of torch's costs the host as much as a launch, so none is called for nothing.
-Tensor shaped(const Tensor &x, const std::vector<int64_t> &shape) {
-  return shape_of(x) == shape ? x : torch::stable::reshape(x, shape);
-}
-
-// x as the kernels read it: [M, K], elements of a row together, rows 16-byte aligned.
-Tensor readable(const Tensor &x, int64_t k) {
-  int64_t m = 1;
-  for (int64_t d = 0; d + 1 < x.dim(); ++d) m *= x.size(d);
-  const Tensor flat = shaped(x, {m, k});
-  const bool aligned = reinterpret_cast<uintptr_t>(flat.data_ptr()) % 16 == 0;
-  if (flat.stride(1) == 1 && (flat.stride(0) % 8 == 0 || m == 1) && aligned) return flat;
-  return torch::stable::clone(torch::stable::contiguous(flat));
-}
-
-// y[:, first : first + rows] = x w^T on cuBLAS, w [rows, K] fp16.
-void multiply_dense(const Tensor &x, const Tensor &w, const Tensor &y, int64_t first) {
-  Tensor columns = torch::stable::narrow(const_cast<Tensor &>(y), 1, first, w.size(0));
-  StableIValue stack[3] = {torch::stable::detail::from(x), torch::stable::detail::from(torch::stable::transpose(w, 0, 1)),
-                           torch::stable::detail::from(columns)};
-  TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::mm", "out", stack, TORCH_ABI_VERSION));
-  torch::stable::detail::to<Tensor>(stack[0]);
-}
-
 // Rows `first` .. of W to `out` [rows, K].
 void dequantize_rows(const Call &call, const Matrix &w, int64_t first, const Tensor &out) {
   check(launch_dequantize(w.codes, w.scales, w.row_factor, data<__half>(out), first, out.size(0), w.k, w.group, call.stream),
         "nvfp4_dequantize");
 }
 
-// y = x W^T by way of fp16 weights and cuBLAS, a tile of W at a time.
+// y = x W^T by way of fp16 weights and cuBLAS.
 void dense(const Call &call, const Tensor &x, const Matrix &w, const Tensor &y) {
-  const int64_t step = std::max<int64_t>(kTileRows, kDequantizedBytes / (2 * w.k) / kTileRows * kTileRows);
-  Tensor scratch = empty(call, x, {std::min(step, w.n), w.k});
-  for (int64_t first = 0; first < w.n; first += step) {
-    const Tensor rows = torch::stable::narrow(scratch, 0, 0, std::min(step, w.n - first));
-    dequantize_rows(call, w, first, rows);
-    multiply_dense(x, rows, y, first);
-  }
+  multiply_in_tiles(call, x, w.n, w.k, y, [&](int64_t first, const Tensor &rows) { dequantize_rows(call, w, first, rows); });
 }
 
 // The fused kernels' arguments, but for bias and what only experts have.

@@ -4,7 +4,9 @@
 #include <stdexcept>
 #include <string>
 
+#include "contracts/fp8.h"
 #include "cuda/common/layout.cuh"
+#include "cuda/common/layout8.cuh"
 
 namespace voltserve {
 namespace {
@@ -21,11 +23,16 @@ constexpr Shape kShapes[] = {
 // the fused kernel reaches 74 TFLOP/s, which loses from M = 560 on (perfmodel/sass_model.py). With their waits it reaches at most 89-98,
 // which loses from M = 2400 on (perfmodel/sass_schedule.py). After Volta the limit is much lower, since only a quarter of the fused
 // kernel's multiplications count (mma.cuh).
-constexpr int kFusedTokens = 768, kFusedTokensAfterVolta = 32;
+// FP8 has no block of 128 tokens (below). At the 70 TFLOP/s of blocks of 64, by the same count, it loses from M = 452 on.
+constexpr int kFusedTokens = 768, kFusedTokensFp8 = 448, kFusedTokensAfterVolta = 32;
 // With more tiles than this per resident block, one block per tile balances well enough, and no tile is shared.
 constexpr int kWavesUnshared = 4;
 // A range of fewer stages costs more in latency and in adding up than another block gains.
 constexpr int kMinStages = 2;
+
+int most_fused(const Problem &p) {
+  return p.arch >= 80 ? kFusedTokensAfterVolta : is_fp8(p.group) ? kFusedTokensFp8 : kFusedTokens;
+}
 
 Variant choose_variant(const Problem &p) {
   if (p.experts > 0) {
@@ -33,12 +40,13 @@ Variant choose_variant(const Problem &p) {
     const int per_expert = ceil_div(p.m, p.experts);
     return per_expert <= 8 ? Variant::mma8 : per_expert <= 16 ? Variant::mma16 : per_expert <= 32 ? Variant::mma32 : Variant::mma64;
   }
-  if (p.m <= 2) return Variant::mma2;
+  // With twice the codes of NVFP4 in registers, blocks of 2 and of 128 tokens would spill at their planned occupancy.
+  if (p.m <= 2 && !is_fp8(p.group)) return Variant::mma2;
   if (p.m <= 4) return Variant::mma4;
   if (p.m <= 8) return Variant::mma8;
   if (p.m <= 16) return Variant::mma16;
   if (p.m <= 32) return Variant::mma32;
-  return p.m <= 64 ? Variant::mma64 : Variant::mma128;
+  return p.m <= 64 || is_fp8(p.group) ? Variant::mma64 : Variant::mma128;
 }
 
 // Sets the grid for the plan's variant over `token_blocks` blocks of tokens.
@@ -66,14 +74,15 @@ Plan plan(const Problem &p) {
   };
   expect(p.m > 0, "m", "at least 1", p.m);
   expect(p.n > 0, "n", "at least 1", p.n);
-  expect(p.group == 16 || p.group == 32, "group", "16 or 32", p.group);
-  expect(p.k > 0 && p.k % p.group == 0, "k", "a multiple of the group", p.k);
+  expect(p.group == 16 || p.group == 32 || is_fp8(p.group), "group", "16 or 32, or for FP8 0 or 128", p.group);
+  const int multiple = is_fp8(p.group) ? kFp8Columns : p.group;
+  expect(p.k > 0 && p.k % multiple == 0, "k", "a multiple of " + std::to_string(multiple), p.k);
   expect(p.arch >= 70, "arch", "70 or more", p.arch);
   expect(p.processors > 0, "processors", "at least 1", p.processors);
 
   Plan plan{};
   plan.variant = choose_variant(p);
-  if (p.experts == 0 && p.m > (p.arch < 80 ? kFusedTokens : kFusedTokensAfterVolta)) {
+  if (p.experts == 0 && p.m > most_fused(p)) {
     plan.path = Path::dequantize;
     plan.reason = "many tokens: each weight is used often enough to dequantize tile by tile and call cuBLAS";
     return plan;

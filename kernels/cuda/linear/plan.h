@@ -8,7 +8,7 @@ namespace voltserve {
 
 struct Problem {
   int m, n, k;     // y [m, n] = x [m, k] W^T
-  int group;       // 16 or 32
+  int group;       // 16 or 32; FP8: 0 or 128 (common/layout8.cuh)
   int arch;        // compute capability, 70 for V100
   int processors;  // multiprocessors of the GPU
   int experts;     // 0: one matrix; otherwise a grouped call, whose m counts slots (tokens * top_k)

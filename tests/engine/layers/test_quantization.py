@@ -17,7 +17,7 @@ from engine.layers.linear import QuasarNvfp4LinearMethod
 from engine.layers.quantization import NAME, QuasarNvfp4Config
 from quant.errors import QuantError
 from quant.formats import compressed_tensors, quantize_config
-from quant.formats.detect import is_nvfp4
+from quant.formats.detect import is_ours
 from quant.formats.scheme import Scheme
 from tests.engine.conftest import AsRank
 from tests.engine.made_layers import config as make_config
@@ -43,16 +43,23 @@ CLAIMED = {
     "format said by the group": nvfp4(config_groups={"group_0": group(format="nvfp4-pack-quantized")}),
     "the public QUASAR checkpoint's keys": nvfp4(producer={"name": "qatfactory"}, total_num_heads=24),
 }
-LEFT_ALONE = {
+CLAIMED |= {
     "FP8": nvfp4(format="float-quantized", config_groups={"group_0": FP8}),
-    "MXFP4": nvfp4(format="mxfp4-pack-quantized"),
-    "int4": nvfp4(format="pack-quantized"),
     "NVFP4 and FP8 mixed": nvfp4(
         format="mixed-precision",
         config_groups={"group_0": group(format="nvfp4-pack-quantized"), "group_1": FP8 | {"format": "float-quantized"}},
     ),
     "FP8 in one group": nvfp4(config_groups={"a": group(), "b": FP8 | {"format": "float-quantized"}}),
     "ModelOpt FP8": {"quant_method": "modelopt", "quant_algo": "FP8"},
+    "FP8 in blocks": {"quant_method": "fp8", "weight_block_size": [128, 128]},
+}
+LEFT_ALONE = {
+    "MXFP4": nvfp4(format="mxfp4-pack-quantized"),
+    "int4": nvfp4(format="pack-quantized"),
+    "FP8 and int4 mixed": nvfp4(
+        format="mixed-precision",
+        config_groups={"group_0": group(format="pack-quantized"), "group_1": FP8 | {"format": "float-quantized"}},
+    ),
     "AutoRound int4": {"quant_method": "auto-round", "packing_format": "auto_round:auto_gptq", "bits": 4},
     "GPTQ": {"quant_method": "gptq", "bits": 4},
     "nothing": {},
@@ -61,7 +68,7 @@ LEFT_ALONE = {
 
 @pytest.mark.parametrize("config", CLAIMED.values(), ids=CLAIMED)
 @pytest.mark.parametrize("asked_for", [None, NAME, CT])
-def test_nvfp4_is_claimed_whatever_name_is_asked_for(config: dict[str, Any], asked_for: str | None) -> None:
+def test_nvfp4_and_fp8_are_claimed_whatever_name_is_asked_for(config: dict[str, Any], asked_for: str | None) -> None:
     assert QuasarNvfp4Config.override_quantization_method(config, asked_for) == NAME
 
 
@@ -72,11 +79,11 @@ def test_other_checkpoints_are_left_to_vllm(config: dict[str, Any], asked_for: s
 
 
 def test_another_method_asked_for_by_name_is_respected() -> None:
-    assert QuasarNvfp4Config.override_quantization_method(nvfp4(), "fp8") is None
+    assert QuasarNvfp4Config.override_quantization_method(nvfp4(), "gptq") is None
 
 
 def test_detection_does_not_mind_odd_configs() -> None:
-    assert not is_nvfp4({"quant_method": CT, "format": None, "config_groups": None})
+    assert not is_ours({"quant_method": CT, "format": None, "config_groups": None})
 
 
 def test_the_config_is_read() -> None:
@@ -107,6 +114,8 @@ def write_model(directory: Path, **changes: Any) -> None:
     (directory / quantize_config.FILE_NAME).write_text(json.dumps(content))
     tensors = {
         "model.layers.0.mlp.down_proj.weight_packed": torch.zeros(2, 16, dtype=torch.uint8),
+        "model.layers.0.mlp.down_proj.weight_scale": torch.ones(2, 1).to(torch.float8_e4m3fn),
+        "model.layers.0.mlp.down_proj.weight_global_scale": torch.ones(1),
         "model.layers.1.mlp.down_proj.weight": torch.zeros(2, 32),
     }
     save_file(tensors, directory / "model.safetensors")

@@ -34,7 +34,7 @@ CLAIMED: dict[str, dict[str, Any]] = {
     "no quant_method, which vLLM makes an empty one": {"quant_method": "", "quant_algo": "NVFP4"},
     "weight-only": {"quant_method": "modelopt", "quant_algo": "W4A16_NVFP4"},
     "AWQ": nested(quant_algo="NVFP4_AWQ"),
-    "mixed": nested(quant_algo="MIXED_PRECISION", quantized_layers={"a": {"quant_algo": "FP8"}}),
+    "mixed": nested(quant_algo="MIXED_PRECISION", quantized_layers={"a": {"quant_algo": "W4A8_AWQ"}}),
     "AutoRound": AUTO_ROUND,
     "AutoRound MXFP4": AUTO_ROUND | {"data_type": "mx_fp", "group_size": 32},
 }
@@ -49,7 +49,7 @@ def test_every_nvfp4_format_is_claimed(config: dict[str, Any], asked_for: str | 
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("mixed", r"MIXED_PRECISION: expected NVFP4 layers only, got 1 of 1 layers in other formats: a \(FP8\)"),
+        ("mixed", r"MIXED_PRECISION: expected NVFP4 and FP8 layers only, got 1 of 1 .* formats: a \(W4A8_AWQ\)"),
         ("AutoRound MXFP4", r"data_type: expected 'nv_fp' \(NVFP4\), got 'mx_fp' \(MXFP4\)"),
     ],
 )
@@ -145,7 +145,7 @@ def test_other_models_are_left_as_they_are(tmp_path: Path) -> None:
     assert launcher.parse(["--model", str(model)]).hf_overrides == {}
     (model / "hf_quant_config.json").write_text(json.dumps(MODELOPT))
     assert launcher.parse(["--model", str(model)]).hf_overrides == {}, "config.json says it"
-    (model / "hf_quant_config.json").write_text(json.dumps(nested(quant_algo="FP8")))
+    (model / "hf_quant_config.json").write_text(json.dumps(nested(quant_algo="INT8_SQ")))
     write_model(model, modelopt_linear, None)
     assert launcher.parse(["--model", str(model)]).hf_overrides == {}, "vLLM's own"
 
@@ -164,13 +164,13 @@ def test_the_tensors_decide_where_exclude_modules_is_missing(tmp_path: Path) -> 
     assert not any("proj" in name for name in ignored)
 
 
-def test_weights_that_are_neither_nvfp4_nor_16_bit_are_refused(tmp_path: Path) -> None:
+def test_weights_that_are_neither_nvfp4_fp8_nor_16_bit_are_refused(tmp_path: Path) -> None:
     model = write_model(tmp_path / "model", modelopt_linear, MODELOPT)
     down = "model.layers.1.mlp.down_proj"
     tensors = read_shard(model / SECOND)
-    tensors[f"{down}.weight"] = ("F8_E4M3", [64, 128], b"\x38" * 64 * 128)
+    tensors[f"{down}.weight"] = ("F8_E5M2", [64, 128], b"\x38" * 64 * 128)
     write_safetensors(model / SECOND, tensors)
-    with pytest.raises(QuantError, match=rf"{down}: expected NVFP4 or 16-bit weights, got FP8 \(F8_E4M3 weights\)"):
+    with pytest.raises(QuantError, match=rf"{down}: expected NVFP4, FP8 or 16-bit weights, got FP8 \(F8_E5M2"):
         QuasarNvfp4Config.from_config(nested()).maybe_update_config(str(model))
 
 

@@ -1,5 +1,6 @@
 import json
 import struct
+from typing import Any
 
 import numpy as np
 import pytest
@@ -230,18 +231,19 @@ def test_published_configs_are_read(strategy):
     ("path", "value", "message"),
     [
         (("quant_method",), "gptq", r"quant_method: expected 'compressed-tensors', got 'gptq'"),
-        (("format",), "mxfp4-pack-quantized", r"format: expected 'nvfp4-pack-quantized', got 'mxfp4"),
+        (("format",), "mxfp4-pack-quantized", r"format: expected 'nvfp4-pack-quantized' or .*, got 'mxfp4"),
         (("format",), 4, r"format: expected a string, got 4"),
         (("ignore",), "lm_head", r"ignore: expected a list, got 'lm_head'"),
         (("ignore",), [1], r"ignore: expected names, got \[1\]"),
-        (("config_groups",), {}, r"config_groups: expected one scheme for all, got 0"),
+        (("config_groups",), {}, r"config_groups: expected one NVFP4 group_size for all, got no group"),
         (("config_groups", "group_0"), None, r"config_groups: group_0: expected an object, got null"),
         (
             ("config_groups", "group_0", "targets"),
-            ["Conv2d"],
-            r'group_0\.targets: expected \["Linear"\], got \["Conv2d"\]',
+            [],
+            r"group_0\.targets: expected classes, names or patterns, got \[\]",
         ),
-        (("config_groups", "group_0", "weights", "num_bits"), 8, r"weights\.num_bits: expected 4, got 8"),
+        (("config_groups", "group_0", "weights", "num_bits"), 3, r"weights\.num_bits: expected 4 or 8, got 3"),
+        (("config_groups", "group_0", "weights", "num_bits"), 8, r"weights\.strategy: expected 'tensor' or"),
         (("config_groups", "group_0", "weights", "type"), "int", r"weights\.type: expected 'float', got 'int'"),
         (("config_groups", "group_0", "weights", "strategy"), "channel", r"expected 'tensor_group' or 'group', got"),
         (("config_groups", "group_0", "weights", "group_size"), 128, r"group_size: expected 16 or 32, got 128"),
@@ -269,5 +271,57 @@ def test_groups_that_differ_are_refused():
     mixed["config_groups"]["group_1"] = json.loads(json.dumps(mixed["config_groups"]["group_0"]))
     mixed["config_groups"]["group_1"]["weights"]["group_size"] = 32
 
-    with pytest.raises(QuantError, match="config_groups: expected one scheme for all, got 2"):
+    with pytest.raises(QuantError, match="config_groups: expected one NVFP4 group_size for all, got 16 and 32"):
         read_config(mixed, "config.json")
+
+
+FP8_GROUP: dict[str, Any] = {
+    "format": "float-quantized",
+    "targets": ["re:.*self_attn.*", "re:.*linear_attn.*"],
+    "weights": {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True, "dynamic": False},
+    "input_activations": {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True},
+}
+
+
+def mixed(**fp8):
+    config = json.loads(json.dumps(PUBLISHED))
+    config["format"] = "mixed-precision"
+    config["config_groups"]["group_0"]["input_activations"] = None
+    config["config_groups"]["group_1"] = {**json.loads(json.dumps(FP8_GROUP)), **fp8}
+    return config
+
+
+def test_a_mixed_config_names_both_kinds_and_leaves_the_linears_to_their_tensors():
+    read = read_config(mixed(), "config.json")
+
+    assert (read.elements, read.group_size, read.w4a4, read.w8a8) == (("E2M1", "E4M3"), 16, False, True)
+    assert read.by_tensors
+    assert read.ignore is None  # groups with targets by name: a module in neither is in 16 bits
+
+
+@pytest.mark.parametrize("strategy", ["tensor", "channel", "block"])
+@pytest.mark.parametrize("activations", [None, {"num_bits": 8, "type": "float", "dynamic": True}])
+def test_a_float_quantized_config_is_read(strategy, activations):
+    weights = {"num_bits": 8, "type": "float", "strategy": strategy, "symmetric": True, "dynamic": False}
+    weights["block_structure"] = [128, 128] if strategy == "block" else None
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": activations}
+    config = {"quant_method": "compressed-tensors", "format": "float-quantized", "ignore": ["lm_head"]}
+
+    read = read_config({**config, "config_groups": {"group_0": group}}, "config.json")
+
+    assert (read.elements, read.w8a8, read.ignore) == (("E4M3",), activations is not None, ("lm_head",))
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        ({"type": "int"}, r"group_1\.weights\.type: expected 'float', got 'int'"),
+        ({"symmetric": False}, r"weights\.symmetric: expected true, got false"),
+        ({"dynamic": True}, r"weights\.dynamic: expected false, got true"),
+        ({"strategy": "group"}, r"weights\.strategy: expected 'tensor' or 'channel' or 'block', got 'group'"),
+        ({"block_structure": [64, 64]}, r"weights\.block_structure: expected null or \[128, 128\], got \[64, 64\]"),
+    ],
+)
+def test_fp8_of_another_kind_is_refused_naming_the_key(weights, message):
+    with pytest.raises(QuantError, match=message):
+        read_config(mixed(weights={**FP8_GROUP["weights"], **weights}), "config.json")

@@ -57,9 +57,10 @@ def test_a_model_that_declares_no_quantization_has_no_scheme(tmp_path):
     ("quantization", "message"),
     [
         ({"quant_method": "mxfp4"}, r"quant_method: expected one of .*, got 'mxfp4' \(MXFP4: E2M1 weights"),
-        ({"quant_method": "fp8"}, r"got 'fp8' \(FP8, 8-bit float weights\)"),
+        ({"quant_method": "fp8", "fmt": "e5m2"}, r"fmt: expected 'e4m3', got 'e5m2'"),
+        ({"quant_method": "fbgemm_fp8"}, r"got 'fbgemm_fp8' \(FP8, 8-bit float weights\)"),
         ({"quant_method": "gptq"}, r"got 'gptq' \(GPTQ, .*Choose an NVFP4"),
-        ({"quant_method": "other"}, r"got 'other'\. Choose an NVFP4 version"),
+        ({"quant_method": "other"}, r"got 'other'\. Choose an NVFP4 or FP8 version"),
         ({}, r"got 'None'"),
         ([], r"quantization_config: expected an object, got \[\]"),
     ],

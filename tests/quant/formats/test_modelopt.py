@@ -146,17 +146,17 @@ def test_weight_only_and_awq_algorithms_are_read():
 
 
 def test_mixed_precision_is_refused_with_the_layers_that_are_not_supported():
-    layers: dict[str, dict[str, Any]] = {f"model.layers.{n}.mlp.up_proj": {"quant_algo": "FP8"} for n in range(10)}
+    layers: dict[str, dict[str, Any]] = {f"model.layers.{n}.mlp.up_proj": {"quant_algo": "W4A8_AWQ"} for n in range(10)}
     layers["model.layers.0.mlp.down_proj"] = {"quant_algo": "NVFP4", "group_size": 16}
 
     with pytest.raises(QuantError) as caught:
         modelopt.read_config(nested(quant_algo="MIXED_PRECISION", quantized_layers=layers), "hf_quant_config.json")
 
     assert caught.value.problem.startswith(
-        "hf_quant_config.json: MIXED_PRECISION: expected NVFP4 layers only, got 10 of 11 layers in other formats: "
-        "model.layers.0.mlp.up_proj (FP8), "
+        "hf_quant_config.json: MIXED_PRECISION: expected NVFP4 and FP8 layers only, got 10 of 11 layers in other "
+        "formats: model.layers.0.mlp.up_proj (W4A8_AWQ), "
     )
-    assert caught.value.problem.endswith("model.layers.7.mlp.up_proj (FP8) and 2 more")
+    assert caught.value.problem.endswith("model.layers.7.mlp.up_proj (W4A8_AWQ) and 2 more")
 
 
 def test_mixed_precision_in_which_all_layers_are_nvfp4_is_read():
@@ -165,10 +165,30 @@ def test_mixed_precision_in_which_all_layers_are_nvfp4_is_read():
     assert not modelopt.read_config(nested(quant_algo="MIXED_PRECISION", quantized_layers=layers), "x").w4a4
 
 
+def test_mixed_precision_of_nvfp4_and_fp8_is_read():
+    layers = {
+        "model.layers.0.mlp.down_proj": {"quant_algo": "W4A16_NVFP4", "group_size": 16},
+        "model.layers.0.self_attn.q_proj": {"quant_algo": "FP8"},
+    }
+
+    read = modelopt.read_config(nested(quant_algo="MIXED_PRECISION", quantized_layers=layers), "x")
+
+    assert (read.elements, read.w4a4, read.w8a8, read.group_size) == (("E2M1", "E4M3"), False, True, 16)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "w8a8"), [("FP8", True), ("FP8_PER_CHANNEL_PER_TOKEN", True), ("FP8_PB_WO", False)]
+)
+def test_fp8_exports_are_read(algorithm, w8a8):
+    read = modelopt.read_config(nested(quant_algo=algorithm, group_size=None), "x")
+
+    assert (read.elements, read.w4a4, read.w8a8) == (("E4M3",), False, w8a8)
+
+
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"quant_algo": "FP8"}, "quant_algo: expected one of NVFP4, W4A16_NVFP4, NVFP4_AWQ, got 'FP8'"),
+        ({"quant_algo": "INT8_SQ"}, "quant_algo: expected one of NVFP4, .*, MIXED_PRECISION, got 'INT8_SQ'"),
         ({"quant_algo": "W4A8_MXFP4_FP8"}, "quant_algo: expected one of .*got 'W4A8_MXFP4_FP8'"),
         ({"quant_algo": ...}, "quant_algo: expected NVFP4, got nothing"),
         ({"quant_algo": 4}, "quant_algo: expected a string, got 4"),

@@ -11,7 +11,7 @@ from quant.convert import convert_checkpoint
 from quant.errors import QuantError
 from quant.evaluate.local import dequantized
 from quant.formats import registry
-from quant.formats.detect import declared, detect, is_nvfp4
+from quant.formats.detect import declared, detect, is_ours
 from quant.formats.format import Format, Written
 from quant.formats.scheme import LinearLayout, Scheme
 from quant.inspect import inspect_model
@@ -138,7 +138,7 @@ def test_the_engine_claims_it(toy):
 
     config = {"quant_method": "toy", "block": 16}
 
-    assert is_nvfp4(config)
+    assert is_ours(config)
     for asked in (None, "toy", "toy_v2", NAME):
         assert QuasarNvfp4Config.override_quantization_method(config, asked) == NAME
     assert QuasarNvfp4Config.override_quantization_method({"quant_method": "toy"}, None) is None

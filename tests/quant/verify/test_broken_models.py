@@ -329,18 +329,18 @@ BROKEN: dict[str, tuple[Change, str, str, str, str, str, str]] = {
     ),
     "the config declares FP8": (
         data("config.json", lambda config: config.update(quantization_config={"quant_method": "fp8"})),
-        *(
-            "error",
-            "format",
-            "config.json: quant_method",
-            "",
-            "a quantization that the engine has kernels for on a V100",
-            "fp8 (FP8, 8-bit float weights): our kernels compute NVFP4",
-        ),
+        *("error", "config", "", "", "FP8 linears, as", "none"),
     ),
     "the config declares no quantization": (
         data("config.json", lambda config: config.pop("quantization_config")),
-        *("error", "config", FIRST, "model.layers.0.self_attn.q_proj", "16-bit weights", "14 NVFP4 linears"),
+        *(
+            "error",
+            "config",
+            FIRST,
+            "model.layers.0.self_attn.q_proj",
+            "16-bit weights",
+            "14 quantized linears, NVFP4 among them",
+        ),
     ),
     "the config ignores a quantized layer": (
         quantization(ignore=["lm_head", "re:.*layers.1.*down_proj"]),
@@ -348,23 +348,30 @@ BROKEN: dict[str, tuple[Change, str, str, str, str, str, str]] = {
     ),
     "the config does not ignore a 16-bit layer": (
         instead_of_down_proj(("weight", "BF16", [64, 128], b"\x80\x3f" * (64 * 128))),
-        *("error", "config", SECOND, DOWN, "NVFP4 weights, as", "16-bit weights"),
+        *("error", "config", SECOND, DOWN, "quantized weights, as", "16-bit weights"),
     ),
     "a layer is FP8": (
         instead_of_down_proj(
             ("weight", "F8_E4M3", [64, 128], b"\x38" * (64 * 128)), ("weight_scale", "F32", [1], float32(1))
         ),
-        *("error", "format", SECOND, DOWN, "NVFP4 or 16-bit weights", "FP8 (F8_E4M3 weights) in 1 modules"),
+        *("error", "config", SECOND, DOWN, "no FP8 linears, as", f"1: {DOWN}"),
     ),
     "a layer is MXFP4": (
         instead_of_down_proj(
             ("weight_packed", "U8", [64, 64], b"\x11" * (64 * 64)), ("weight_scale", "U8", [64, 4], b"\x7f" * 256)
         ),
-        *("error", "format", SECOND, DOWN, "NVFP4 or 16-bit weights", "MXFP4 (U8 codes with power-of-two E8M0"),
+        *(
+            "error",
+            "format",
+            SECOND,
+            DOWN,
+            "NVFP4, FP8 (E4M3) or 16-bit weights",
+            "MXFP4 (U8 codes with power-of-two E8M0",
+        ),
     ),
     "a layer is GPTQ": (
         instead_of_down_proj(("qweight", "I32", [16, 64], bytes(4096)), ("scales", "F16", [1, 64], bytes(128))),
-        *("error", "format", SECOND, DOWN, "NVFP4 or 16-bit weights", "I32 weights (qweight, scales)"),
+        *("error", "format", SECOND, DOWN, "NVFP4, FP8 (E4M3) or 16-bit weights", "I32 weights (qweight, scales)"),
     ),
     "a layer has ModelOpt's tensors in a compressed-tensors model": (
         instead_of_down_proj(

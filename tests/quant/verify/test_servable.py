@@ -31,10 +31,11 @@ def compressed(**changes: Any) -> dict[str, Any]:
     return config | changes
 
 
+NVFP4_WEIGHTS = {"num_bits": 4, "type": "float", "group_size": 16}
 TWO_KINDS = {
     "format": "mixed-precision",
     "config_groups": {
-        "a": {"format": "nvfp4-pack-quantized", "targets": ["re:.*mlp.*"], "weights": {"num_bits": 4, "type": "float"}},
+        "a": {"format": "nvfp4-pack-quantized", "targets": ["re:.*mlp.*"], "weights": NVFP4_WEIGHTS},
         "b": {"format": "float-quantized", "targets": ["re:.*attn.*"], "weights": {"num_bits": 8, "type": "float"}},
     },
 }
@@ -47,10 +48,10 @@ SHAPES: dict[str, tuple[dict[str, Any], str | None, str | None]] = {
             "attention": fp8,
             "more": experts(GATED, modelopt_linear) | ROUTER,
             "head": modelopt_linear,
-            "config": MOE,
+            "config": MOE | {"tie_word_embeddings": False},
         },
-        "MIXED_PRECISION: expected NVFP4 layers only, got 1 of 2 layers in other formats",
-        "",
+        SERVED,
+        SERVED,
     ),
     "nvidia/Qwen3.6-27B-NVFP4": (
         {
@@ -59,8 +60,8 @@ SHAPES: dict[str, tuple[dict[str, Any], str | None, str | None]] = {
             "attention": fp8,
             "mlp": modelopt_linear,
         },
-        "MIXED_PRECISION",
-        "",
+        SERVED,
+        SERVED,
     ),
     "unsloth/Qwen3.8-27B-NVFP4": (
         {
@@ -68,8 +69,8 @@ SHAPES: dict[str, tuple[dict[str, Any], str | None, str | None]] = {
             "quantization": compressed(**TWO_KINDS),
             "attention": fp8,
         },
-        "mixed precision: float weights of 4 bits, float weights of 8 bits",
-        "",
+        SERVED,
+        SERVED,
     ),
     "nvidia/Nemotron-3-Nano-30B-A3B-NVFP4": (
         {
@@ -163,8 +164,8 @@ SHAPES: dict[str, tuple[dict[str, Any], str | None, str | None]] = {
             "attention": fp8,
             "mlp": fp8,
         },
-        "fp8 (FP8, 8-bit float weights): our kernels compute NVFP4",
-        "",
+        SERVED,
+        SERVED,
     ),
     "RedHatAI/Qwen3-32B-FP8-dynamic": (
         {
@@ -176,8 +177,8 @@ SHAPES: dict[str, tuple[dict[str, Any], str | None, str | None]] = {
             "attention": fp8,
             "mlp": fp8,
         },
-        "float weights of 8 bits): our kernels compute NVFP4",
-        "",
+        SERVED,
+        SERVED,
     ),
     "RedHatAI/Qwen3-32B-quantized.w4a16": (
         {
@@ -207,7 +208,7 @@ SHAPES: dict[str, tuple[dict[str, Any], str | None, str | None]] = {
     ),
     "by ModelOpt, SVDQuant": (
         {"architecture": "Qwen3ForCausalLM", "quantization": MODELOPT | {"quant_algo": "NVFP4_SVD"}},
-        "quant_algo: expected one of NVFP4, W4A16_NVFP4, NVFP4_AWQ, got 'NVFP4_SVD'",
+        "MIXED_PRECISION, got 'NVFP4_SVD'",
         "",
     ),
     "by ModelOpt, SVDQuant that only its tensors tell": (
@@ -232,8 +233,8 @@ SHAPES: dict[str, tuple[dict[str, Any], str | None, str | None]] = {
             "quantization": compressed(group={"targets": ["re:.*mlp.*_proj$"]}),
             "attention": half,
         },
-        'targets: expected ["Linear"], got ["re:.*mlp.*_proj$"]. The file is not damaged',
-        "",
+        SERVED,
+        SERVED,
     ),
     "by llm-compressor, ignore=[]": (
         {
@@ -241,7 +242,27 @@ SHAPES: dict[str, tuple[dict[str, Any], str | None, str | None]] = {
             "quantization": compressed(ignore=[]),
             "head": compressed_tensors_linear,
         },
-        "lm_head: expected 16-bit weights, got NVFP4 in lm_head: the engine keeps the head in 16 bits",
+        "lm_head: expected 16-bit weights, got NVFP4 in lm_head: the engine keeps a head in 16 bits unless config.json",
+        "",
+    ),
+    "by llm-compressor, ignore=[], with a head of its own": (
+        {
+            "architecture": "Qwen3ForCausalLM",
+            "quantization": compressed(ignore=[]),
+            "head": compressed_tensors_linear,
+            "config": {"tie_word_embeddings": False},
+        },
+        SERVED,
+        SERVED,
+    ),
+    "a quantized head in a model that keeps it in 16 bits": (
+        {
+            "architecture": "Qwen3NextForCausalLM",
+            "quantization": compressed(ignore=[]),
+            "head": compressed_tensors_linear,
+            "config": {"tie_word_embeddings": False},
+        },
+        "lm_head: expected 16-bit weights, got NVFP4 in lm_head: the engine keeps the head of Qwen3NextForCausalLM",
         "",
     ),
     "by llm-compressor, from AutoModelForCausalLM": (

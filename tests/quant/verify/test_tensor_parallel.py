@@ -4,7 +4,8 @@ from quant.verify.tensor_parallel import SIZES, obstacles
 
 
 def sizes_that_work(linears, group_size=16, config=None):
-    return [size for size, found in obstacles(linears, group_size, config or {}).items() if not found]
+    sized = {module: (*shape, group_size) for module, shape in linears.items()}
+    return [size for size, found in obstacles(sized, config or {}).items() if not found]
 
 
 @pytest.mark.parametrize(
@@ -47,7 +48,7 @@ def test_copied_key_value_heads_need_no_divisible_rows():
 
 
 def test_an_obstacle_names_layer_dimension_length_and_the_sizes_that_work():
-    (obstacle,) = obstacles({"model.layers.0.mlp.down_proj": (64, 96)}, 16, {})[4]
+    (obstacle,) = obstacles({"model.layers.0.mlp.down_proj": (64, 96, 16)}, {})[4]
 
     assert str(obstacle) == (
         "TP=4: model.layers.0.mlp.down_proj: K=96 does not leave each rank a multiple of the group size 16; "
@@ -56,6 +57,6 @@ def test_an_obstacle_names_layer_dimension_length_and_the_sizes_that_work():
 
 
 def test_the_same_obstacle_is_told_once_not_for_every_layer():
-    linears = {f"model.layers.{number}.mlp.down_proj": (64, 96) for number in range(60)}
+    linears = {f"model.layers.{number}.mlp.down_proj": (64, 96, 16) for number in range(60)}
 
-    assert len(obstacles(linears, 16, {})[8]) == 1
+    assert len(obstacles(linears, {})[8]) == 1

@@ -74,7 +74,7 @@ def test_json_names_the_model_too(complete: Hub) -> None:
 
 
 def test_a_refused_model_is_refused_before_it_is_fetched(hub: Hub) -> None:
-    config = json.loads(model_on(hub)["config.json"]) | {"quantization_config": {"quant_method": "fp8"}}
+    config = json.loads(model_on(hub)["config.json"]) | {"quantization_config": {"quant_method": "fbgemm_fp8"}}
     model_on(hub)["config.json"] = json.dumps(config).encode()
     for command in (["verify", "--device", "v100"], ["plan", "--preset", "v100x2-16g-pcie"]):
         code, out = run(command[0], f"hf:{NAME}", *command[1:])

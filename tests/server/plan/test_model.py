@@ -7,6 +7,7 @@ import pytest
 
 from lookalikes.public_models import dense, hybrid
 from quant.errors import QuantError
+from quant.formats.weights import nvfp4
 from quant.safetensors_header import Entry
 from server.plan.model import NotPlannedError, describe, layer_of, read_model
 from tests.quant.checkpoints import COMPRESSED_TENSORS, write_tokenizer
@@ -40,7 +41,7 @@ def write(folder: Path, config: dict[str, Any], shards: dict[str, dict[str, Entr
 def test_the_public_hybrid_has_496_quantized_linears_and_its_bytes() -> None:
     found = model("27B")
     assert len(found.linears) == 496
-    assert {linear.group_size for linear in found.linears} == {16}
+    assert {linear.kind.columns for linear in found.linears} == {16}
     assert (found.kinds.count("full"), found.kinds.count("linear")) == (16, 48)
     assert found.rotary_dim == 64
     codes_and_scales = sum(linear.rows * linear.columns * 9 // 16 for linear in found.linears)
@@ -63,8 +64,8 @@ def test_modelopt_s_names_are_quantized_linears_too() -> None:
         "model.norm.weight": Entry("BF16", (8,), 0, 16),
     }
     found = describe(config, entries, "x")
-    assert [(one.name, one.rows, one.columns, one.group_size) for one in found.linears] == [
-        ("model.layers.0.mlp.up_proj", 64, 64, 16)
+    assert [(one.name, one.rows, one.columns, one.kind) for one in found.linears] == [
+        ("model.layers.0.mlp.up_proj", 64, 64, nvfp4(16))
     ]
     assert [tensor.name for tensor in found.plain] == ["model.norm.weight"]
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 
 from lookalikes.public_models import dense, hybrid, mixture
+from quant.formats.weights import PER_TENSOR, nvfp4
 from scripts import speeds as script
-from server.plan.model import Model, describe, text_only
-from server.plan.speed import FILE, Link, Speed, estimate
+from server.plan.model import Linear, Model, describe, text_only
+from server.plan.speed import FILE, Link, Speed, estimate, linear_bytes
 from server.plan.weights import Split
 
 ROOT = Path(__file__).parents[3]
@@ -52,6 +54,17 @@ def test_the_pessimistic_end_is_below_the_slowest_peer() -> None:
     assert speed.as_dict()["provenance"] == "computed"
 
 
+def test_8_bit_linears_and_a_4_bit_head_count_by_their_bytes() -> None:
+    base = model(dense("8B"))
+    fp8 = replace(base, linears=tuple(replace(one, kind=PER_TENSOR) for one in base.linears))
+    head = Linear("lm_head", 151936, 4096, nvfp4(16))
+    small = replace(base, linears=(*base.linears, head))
+    plain, eights, small_head = (estimate(one, Split(2, 1), "pcie").high for one in (base, fp8, small))
+    assert 1 / 1.8 < eights / plain < 0.75
+    assert plain < small_head < 1.2 * plain
+    assert linear_bytes(small, Split(1)) == linear_bytes(base, Split(1))
+
+
 def test_one_card_reduces_nothing() -> None:
     links = [estimate(model(dense("8B")), Split(1, 1), link).high for link in LINKS]
     assert links[0] == pytest.approx(links[1], rel=0.03)
@@ -63,7 +76,7 @@ def test_one_card_reduces_nothing() -> None:
         (mixture(), Split(2, 1), "mixtures of experts"),
         (dense("32B"), Split(4, 1), "one and two cards"),
         (dense("32B"), Split(1, 2), "one and two cards"),
-        (({**dense("8B")[0]}, {}), Split(1, 1), "not NVFP4"),
+        (({**dense("8B")[0]}, {}), Split(1, 1), "neither NVFP4 nor FP8"),
     ],
     ids=["experts", "four cards", "stages", "16 bits"],
 )

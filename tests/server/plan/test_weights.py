@@ -5,14 +5,62 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lookalikes.public_models import dense
-from server.plan.model import describe
-from server.plan.weights import Split, packed_bytes, sharded, stage_layers, weights_per_gpu
+from quant.formats.weights import PER_BLOCK, PER_ROW, PER_TENSOR, nvfp4
+from quant.safetensors_header import Entry
+from server.plan.model import Model, describe
+from server.plan.weights import Split, sharded, stage_layers, stage_weights, weights_per_gpu
 
 from .models import model
 
 
 def test_a_linear_s_bytes_are_codes_scales_and_row_factors() -> None:
-    assert packed_bytes(64, 32, 16) == 64 * 16 + 64 * 2 + 64 * 4
+    assert nvfp4(16).packed_bytes(64, 32) == 64 * 16 + 64 * 2 + 64 * 4
+
+
+def eights(*, head: bool = False) -> Model:
+    """A layer with FP8 of each kind beside NVFP4, and a head in 16 bits or NVFP4."""
+    config, _ = dense("8B")
+    entries = {
+        "model.layers.0.self_attn.q_proj.weight": Entry("F8_E4M3", (256, 512), 0, 256 * 512),
+        "model.layers.0.self_attn.q_proj.weight_scale": Entry("F32", (), 0, 4),
+        "model.layers.0.self_attn.q_proj.input_scale": Entry("F32", (), 0, 4),
+        "model.layers.0.self_attn.o_proj.weight": Entry("F8_E4M3", (512, 256), 0, 512 * 256),
+        "model.layers.0.self_attn.o_proj.weight_scale_inv": Entry("F32", (4, 2), 0, 32),
+        "model.layers.0.mlp.up_proj.weight": Entry("F8_E4M3", (128, 512), 0, 128 * 512),
+        "model.layers.0.mlp.up_proj.weight_scale": Entry("BF16", (128, 1), 0, 256),
+    }
+    if head:
+        entries |= {
+            "lm_head.weight_packed": Entry("U8", (1000, 256), 0, 256_000),
+            "lm_head.weight_scale": Entry("F8_E4M3", (1000, 32), 0, 32_000),
+            "lm_head.weight_global_scale": Entry("F32", (1,), 0, 4),
+        }
+    return describe(config, entries, "config.json")
+
+
+def test_fp8_linears_take_a_byte_per_weight_and_their_scales_spread_over_rows() -> None:
+    found = eights()
+    assert {linear.name.rpartition(".")[2]: linear.kind for linear in found.linears} == {
+        "q_proj": PER_TENSOR,
+        "o_proj": PER_BLOCK,
+        "up_proj": PER_ROW,
+    }
+    assert found.plain == ()
+    one, two = (weights_per_gpu(found, Split(ranks), "packed", 2, 2).linears for ranks in (1, 2))
+    assert one == 256 * 512 + 4 * 256 + 512 * 256 + 4 * 512 * 2 + 128 * 512 + 4 * 128
+    assert two == 128 * 512 + 4 * 128 + 512 * 128 + 4 * 512 + 64 * 512 + 4 * 64
+
+
+def test_a_quantized_head_is_padded_split_over_ranks_and_on_the_last_stage_only() -> None:
+    without, found = eights(), eights(head=True)
+
+    def head(split: Split, stage: int) -> int:
+        ours, none = (stage_weights(one, split, stage, "packed", 2, 2).linears for one in (found, without))
+        return ours - none
+
+    assert head(Split(1), 0) == nvfp4(16).packed_bytes(1024, 512)
+    assert head(Split(2), 0) == nvfp4(16).packed_bytes(512, 512)
+    assert [head(Split(1, 2), stage) for stage in (0, 1)] == [0, nvfp4(16).packed_bytes(1024, 512)]
 
 
 @pytest.mark.parametrize(

@@ -78,9 +78,9 @@ def quantized(model: Path, quantization: object, *flags: str, capability: str = 
     ("quantization", "flags", "message"),
     [
         (
-            {"quant_method": "fp8"},
+            {"quant_method": "fbgemm_fp8"},
             (),
-            r"config\.json: quant_method: expected .* has kernels for on .*, got fp8 .*NVFP4",
+            r"config\.json: quant_method: expected .* has kernels for on .*, got fbgemm_fp8 .*NVFP4",
         ),
         (
             {"quant_method": "gptq", "bits": 4},

@@ -32,6 +32,17 @@ def test_a_v100_gets_the_smallest_block_that_holds_its_tokens(library: Library, 
     assert (plan.path, name(library, plan)) == ("fused", variant)
 
 
+@pytest.mark.parametrize("group", [0, 128])
+@pytest.mark.parametrize(
+    ("m", "variant"),
+    [(1, "mma4"), (4, "mma4"), (5, "mma8"), (16, "mma16"), (32, "mma32"), (33, "mma64"), (448, "mma64")],
+)
+def test_fp8_gets_the_smallest_block_that_needs_no_spills(library: Library, m: int, variant: str, group: int) -> None:
+    plan = library.plan(m, 5120, 5120, group)
+    assert (plan.path, name(library, plan)) == ("fused", variant)
+    assert library.plan(449, 5120, 5120, group).path == "dequantize"
+
+
 @pytest.mark.parametrize(("arch", "most"), [(70, 768), (80, 32), (90, 32)])
 def test_many_tokens_are_dequantized_for_cublas(library: Library, arch: int, most: int) -> None:
     paths = [library.plan(m, 5120, 5120, arch=arch).path for m in (most, most + 1)]
@@ -62,8 +73,8 @@ def test_every_plan_says_why(library: Library) -> None:
     [
         ({"m": 0}, "m: expected at least 1, got 0"),
         ({"n": 0}, "n: expected at least 1, got 0"),
-        ({"k": 40}, "k: expected a multiple of the group, got 40"),
-        ({"group": 64}, "group: expected 16 or 32, got 64"),
+        ({"k": 40}, "k: expected a multiple of 16, got 40"),
+        ({"group": 64}, "group: expected 16 or 32, or for FP8 0 or 128, got 64"),
         ({"arch": 61}, "arch: expected 70 or more, got 61"),
     ],
 )
