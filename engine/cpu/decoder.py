@@ -67,6 +67,9 @@ class Decoder:
         classes: tuple[type, ...] = next((row for row in MODELS if type(model) is row[0]), ())
         _need(bool(classes), f"{type(model).__name__} is none of {', '.join(row[0].__name__ for row in MODELS)}")
         _need(config.parallel_config.world_size == 1, "ranks add up between layers")
+        drafts = config.speculative_config
+        reads_layers = drafts is not None and drafts.method in ("eagle3", "dflash")
+        _need(not reads_layers, "drafts are made of hidden states between layers")
         _need(
             config.lora_config is None and config.kv_transfer_config is None, "LoRA and KV transfer work within layers"
         )
