@@ -11,7 +11,7 @@ from kernels.tools.reference import E4M3_NUMBERS
 
 
 def halves(bits: int) -> list[float]:
-    return np.array([bits & 0xFFFF, bits >> 16], dtype=np.uint16).view(np.float16).astype(float).tolist()
+    return [float(half) for half in np.array([bits & 0xFFFF, bits >> 16], dtype=np.uint16).view(np.float16)]
 
 
 def value(code: int) -> float:
