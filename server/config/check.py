@@ -27,7 +27,10 @@ COMPOSE = frozenset(
         *("COMPOSE_PROFILES", "MODEL_DIR", "BIND", "PORT", "ENGINES_FILE", "CLUSTER_FILE"),
         *("HEAD_IP", "INTERFACE", "NODE_IP", "PROMETHEUS_PORT", "GRAFANA_PORT", "ALERTMANAGER_PORT"),
         *("ALERTMANAGER_CONFIG", "ALERT_SECRET_FILE", "MODELS_DIR", "FETCH_MODEL", "FETCH_NAME"),
-        *(f"{kind}_IMAGE" for kind in ("GPU", "CPU", "FETCH", "GPU_RAY", "CPU_RAY", "PROMETHEUS", "ALERTMANAGER", "GRAFANA")),
+        *(
+            f"{kind}_IMAGE"
+            for kind in ("GPU", "CPU", "FETCH", "GPU_RAY", "CPU_RAY", "PROMETHEUS", "ALERTMANAGER", "GRAFANA")
+        ),
     }
 )
 _ASSIGNMENT = re.compile(r"(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)\s*=\s*(.*)")
