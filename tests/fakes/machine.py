@@ -134,7 +134,7 @@ class Machine:
         return 0, ""
 
     def _voltserve(
-        self, arguments: Sequence[str], _there: Path, environ: Mapping[str, str] | None = None
+        self, arguments: Sequence[str], there: Path, environ: Mapping[str, str] | None = None
     ) -> tuple[int, str]:
         command = arguments[0]
         if list(arguments[:3]) == ["model", "fetch", "smollm2"]:
@@ -147,7 +147,7 @@ class Machine:
                 assert found is not None
                 found.make_context(name, rest, parent=context)
             if command == "quantize" and "--dry-run" not in arguments:
-                write_model(Path(arguments[2]))
+                write_model(there / arguments[2])
             return 0, f"parsed: voltserve {shlex.join(arguments)}\n"
         result = CliRunner().invoke(app, list(arguments), env={"COLUMNS": "200", **(environ or {})})
         if result.exception and not isinstance(result.exception, SystemExit):
