@@ -45,7 +45,7 @@ def _count(findings: "Sequence[Finding]", severity: str) -> int:
 
 def summary_text(summary: "Summary") -> str:
     """The directory's content as aligned lines."""
-    group = f", {summary.group_size} weights a block scale" if summary.group_size else ""
+    group = f", {summary.group_size} weights per block scale" if summary.group_size else ""
     rows = [
         ("model", f"{summary.directory} ({summary.architecture})"),
         ("format", f"{summary.format}{group}; activations {summary.activations}"),

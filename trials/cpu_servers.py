@@ -59,7 +59,7 @@ class Server:
     rates: dict[int, list[float]] = field(default_factory=lambda: {streams: [] for streams in STREAMS})
 
     def median(self, streams: int) -> float:
-        """Tokens a second of the middle measurement."""
+        """Tokens per second of the middle measurement."""
         return statistics.median(self.rates[streams])
 
 
@@ -181,5 +181,5 @@ def measure(server: Server, streams: int, first: int) -> None:
         seconds = time.monotonic() - began
     counts = [tokens_of(events) for events in completions]
     if min(counts) < TOKENS // 2:
-        sys.exit(f"{server.name}: expected about {TOKENS} tokens a prompt, got {counts}")
+        sys.exit(f"{server.name}: expected about {TOKENS} tokens per prompt, got {counts}")
     server.rates[streams].append(sum(counts) / seconds)

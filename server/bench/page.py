@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _CENTRED: Mapping[str, Any] = {"textcoords": "offset points", "ha": "center"}
 _WORDS = (
     ("load", "×8: eight users, each sends its next request once the last is answered. 2/s: requests arrive at random."),
-    ("tok/s", "output tokens of all users a second, over the whole level, prompts included"),
+    ("tok/s", "output tokens of all users per second, over the whole level, prompts included"),
     ("tok/s a user", "the reciprocal of the median of a request's mean time a token, its first token left out"),
     ("TTFT", "from sending a request (2/s: from when it was due) to its first text"),
     ("ITL", "between two pieces of one answer's text, all answers together"),
@@ -136,7 +136,7 @@ def _timeline_plot(results: Sequence[LevelResult]) -> str:
         rates[0].set_ylim(bottom=0)
         users[0].set_ylim(bottom=0)
         drawing.supxlabel("seconds since the level began", fontsize="medium", color=FAINT)
-        return as_svg(drawing, "Tokens a second and requests in flight over time, a column a level of load")
+        return as_svg(drawing, "Tokens per second and requests in flight over time, one column per level of load")
 
 
 def _room_for(values: Iterable[float]) -> float:

@@ -125,14 +125,14 @@ def keys_change(
 
 def _described(key: "ApiKey") -> str:
     """A line with the key's name, date and limits."""
-    of_requests = {"requests a minute": key.requests_per_minute, "at once": key.max_concurrent}
+    of_requests = {"requests per minute": key.requests_per_minute, "at once": key.max_concurrent}
     limits = "; ".join(
         f"{what}: {'as serve has it' if value is None else value or 'no limit'}" for what, value in of_requests.items()
     )
     expiry = f"{key.expires} at its end" if key.expires else "never"
     models = ", ".join(key.models) if key.models else "all"
     budget = key.tokens_per_day or "no limit"
-    return f"{key.name}  {key.created:%Y-%m-%d}  {limits}; expires: {expiry}; models: {models}; tokens a day: {budget}"
+    return f"{key.name}  {key.created:%Y-%m-%d}  {limits}; expires: {expiry}; models: {models}; tokens per day: {budget}"
 
 
 @app.command("list")

@@ -28,7 +28,7 @@ class Disk:
 
     @property
     def speed(self) -> float:
-        """Bytes a second."""
+        """Bytes per second."""
         return self.read_bytes / self.seconds if self.seconds else 0.0
 
     @property

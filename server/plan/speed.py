@@ -62,7 +62,7 @@ class Speeds(_Strict):
 
 @dataclass(frozen=True)
 class Speed:
-    """Tokens a second of one stream, lowest and highest; or, where there are none, why not."""
+    """Tokens per second of one stream, lowest and highest; or, where there are none, why not."""
 
     low: float = 0.0
     high: float = 0.0

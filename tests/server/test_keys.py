@@ -155,7 +155,7 @@ def test_the_commands_add_list_and_revoke(file: Path) -> None:
     assert KeyRing(file).find(added.output.strip())
     listed = run(app, ["keys", "list"], env={"VOLTSERVE_KEYS_FILE": str(file)}).output
     assert listed.startswith("ann  ")
-    limits = "requests a minute: 60; at once: no limit; expires: never; models: all; tokens a day: no limit"
+    limits = "requests per minute: 60; at once: no limit; expires: never; models: all; tokens per day: no limit"
     assert listed.endswith(f"  {limits}\n")
     assert added.output.strip() not in listed
     assert run(app, ["keys", "revoke", "ann", "--file", str(file)]).exit_code == 0
@@ -171,7 +171,7 @@ def test_limits_of_shared_use_are_kept_shown_and_checked(file: Path) -> None:
     (key,) = read_keys(file)
     assert (key.expires, key.models, key.tokens_per_day) == (date(2027, 1, 31), ("a", "b/c"), 5000)
     listed = run(app, ["keys", "list", "--file", str(file)]).output
-    assert listed.endswith("; expires: 2027-01-31 at its end; models: a, b/c; tokens a day: 5000\n")
+    assert listed.endswith("; expires: 2027-01-31 at its end; models: a, b/c; tokens per day: 5000\n")
     for wrong in (["--expires", "soon"], ["--tokens-per-day", "0"], ["--models", ""]):
         assert run(app, ["keys", "add", "bob", "--file", str(file), *wrong]).exit_code == 2, wrong
 
@@ -185,9 +185,9 @@ def test_changing_limits_leaves_the_key_and_what_is_not_named(file: Path) -> Non
     changed = run(app, ["keys", "change", "ann", "--file", str(file), *flags])
     assert changed.exit_code == 0, changed.output
     was, now = changed.output.splitlines()
-    assert was.endswith("expires: never; models: a; tokens a day: no limit")
-    assert "requests a minute: 5; at once: as serve has it; expires: 2027-01-31 at its end" in now
-    assert now.endswith("; models: all; tokens a day: 5000")
+    assert was.endswith("expires: never; models: a; tokens per day: no limit")
+    assert "requests per minute: 5; at once: as serve has it; expires: 2027-01-31 at its end" in now
+    assert now.endswith("; models: all; tokens per day: 5000")
     found = KeyRing(file).find(secret)
     assert found == ann.model_copy(update={"tokens_per_day": 5000, "expires": date(2027, 1, 31), "models": None})
     assert read_keys(file)[1] == bob
@@ -198,7 +198,7 @@ def test_a_change_to_what_it_was_writes_nothing(file: Path) -> None:
     add_key(file, "ann", tokens_per_day=7)
     before = file.stat()
     same = CliRunner().invoke(app, ["keys", "change", "ann", "--file", str(file), "--tokens-per-day", "7"])
-    assert same.output.endswith("tokens a day: 7  (as it was)\n")
+    assert same.output.endswith("tokens per day: 7  (as it was)\n")
     assert (file.stat().st_ino, file.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
 
 

@@ -131,7 +131,7 @@ def test_verify_of_no_directory_is_one_message(tmp_path: Path) -> None:
 def test_inspect_shows_what_is_there(tmp_path: Path) -> None:
     code, out, _ = run("inspect", write_model(tmp_path / "model"))
     assert code == 0
-    assert "format    compressed-tensors, 16 weights a block scale; activations 16 bits" in out
+    assert "format    compressed-tensors, 16 weights per block scale; activations 16 bits" in out
     assert "layers    2 decoder layers, 14 NVFP4 linears" in out
 
 

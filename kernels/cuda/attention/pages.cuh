@@ -42,7 +42,7 @@ __device__ inline uint4 to_halves(const float (&f)[8]) {
 // The blocks of one request's cache. A group of 8 positions always lies in one block.
 struct Pages {
   const int *table;
-  uint32_t reciprocal;  // ceil(2^31 / eights): exact quotients below 2^20 groups and 2^11 groups a block
+  uint32_t reciprocal;  // ceil(2^31 / eights): exact quotients below 2^20 groups and 2^11 groups per block
   int eights, block_chunks, token_chunks, base;
 
   __device__ Pages(const AttentionArgs &args, int request, int kv_head)
