@@ -7,6 +7,7 @@ need a card (doctor, quantize, eval) are parsed and not run: other tests run the
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -149,7 +150,8 @@ class Machine:
             if command == "quantize" and "--dry-run" not in arguments:
                 write_model(there / arguments[2])
             return 0, f"parsed: voltserve {shlex.join(arguments)}\n"
-        result = CliRunner().invoke(app, list(arguments), env={"COLUMNS": "200", **(environ or {})})
+        with contextlib.chdir(there):  # where bash runs it; relative paths mean nothing else
+            result = CliRunner().invoke(app, list(arguments), env={"COLUMNS": "200", **(environ or {})})
         if result.exception and not isinstance(result.exception, SystemExit):
             raise result.exception
         return result.exit_code, result.output
