@@ -28,7 +28,9 @@ def bench(
             "[default: 1,8,16,32, or with --rate none]"
         ),
     ] = None,
-    rate: Annotated[str, typer.Option(help="Requests per second that arrive at random (Poisson), one level each.")] = "",
+    rate: Annotated[
+        str, typer.Option(help="Requests per second that arrive at random (Poisson), one level each.")
+    ] = "",
     input_len: Annotated[int, typer.Option(min=1, help="Tokens of each prompt, exactly.")] = 128,
     output_len: Annotated[int, typer.Option(min=1, help="Tokens of each answer, exactly.")] = 128,
     requests: Annotated[

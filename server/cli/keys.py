@@ -132,7 +132,9 @@ def _described(key: "ApiKey") -> str:
     expiry = f"{key.expires} at its end" if key.expires else "never"
     models = ", ".join(key.models) if key.models else "all"
     budget = key.tokens_per_day or "no limit"
-    return f"{key.name}  {key.created:%Y-%m-%d}  {limits}; expires: {expiry}; models: {models}; tokens per day: {budget}"
+    return (
+        f"{key.name}  {key.created:%Y-%m-%d}  {limits}; expires: {expiry}; models: {models}; tokens per day: {budget}"
+    )
 
 
 @app.command("list")

@@ -26,7 +26,9 @@ def sweep(
     input_len: Annotated[int, typer.Option(min=1, help="Tokens of each prompt, exactly.")] = 64,
     output_len: Annotated[int, typer.Option(min=2, help="Tokens of each answer, exactly.")] = 64,
     requests: Annotated[int | None, typer.Option(min=1, help="Requests a level. [default: 4 a user]")] = None,
-    least_user: Annotated[float, typer.Option(min=0, help="Tokens per second that each user of the best must get.")] = 0,
+    least_user: Annotated[
+        float, typer.Option(min=0, help="Tokens per second that each user of the best must get.")
+    ] = 0,
     note: Annotated[str, typer.Option(help="A line for the page, such as what else the machine did.")] = "",
 ) -> None:
     """Restart the engine with each combination of settings under the same load; plot, and write the best as a preset.

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from server.config.caches import cache_variables
 from server.config.devices import V100
 from server.config.flags import engine_flags, render
 from server.config.settings import Config
@@ -19,7 +20,7 @@ ENGINE_MODULE = "engine"
 # Variables that the engine inherits from our environment: an allowlist, so that no key or token reaches it.
 INHERITED = (
     *("PATH", "HOME", "USER", "LANG", "LC_*", "TZ", "TMPDIR", "XDG_CACHE_HOME", "PYTHONPATH", "VIRTUAL_ENV"),
-    *("LD_LIBRARY_PATH", "CUDA_*", "NVIDIA_*", "NCCL_*", "TORCH_*", "PYTORCH_*", "TRITON_*"),
+    *("LD_LIBRARY_PATH", "CUDA_*", "NVIDIA_*", "NCCL_*", "TORCH_*", "TORCHINDUCTOR_*", "PYTORCH_*", "TRITON_*"),
     *("OMP_*", "KMP_*", "MKL_*", "HF_HOME", "VLLM_*"),
 )
 # Also where Ray starts the workers: Ray's address and settings, and the network interface of the process group.
@@ -38,6 +39,7 @@ ALWAYS = {
 }
 DEFAULTS = {"VLLM_HOST_IP": "127.0.0.1"}
 # Instead, where Ray starts the workers: no loopback address, and the variables that workers need besides vLLM's own.
+# Nor a folder of caches, since another machine's user may have another home.
 DEFAULTS_OVER_RAY = {"VLLM_RAY_EXTRA_ENV_VARS_TO_COPY": f"{PROGRESS_SOCKET},{FORCE_VOLTA}"}
 # vLLM has torch compile small functions (sampling, log probabilities, masks) at their first use, even where it compiles
 # nothing else. That adds seconds to a request. It needs a C++ compiler, and the engine dies without one.
@@ -75,7 +77,7 @@ def render_launch(
     patterns = (*INHERITED, *INHERITED_OVER_RAY) if config.over_ray else INHERITED
     inherited = {name: value for name, value in environ.items() if is_inherited(name, patterns)}
     env = {
-        **(DEFAULTS_OVER_RAY if config.over_ray else DEFAULTS),
+        **(DEFAULTS_OVER_RAY if config.over_ray else {**DEFAULTS, **cache_variables(environ)}),
         **({} if _compiles_or_records(config) else {OFF_VARIABLE: "1"}),
         **config.env,
         **inherited,

@@ -17,7 +17,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -150,7 +150,7 @@ class Machine:
             if command == "quantize" and "--dry-run" not in arguments:
                 write_model(there / arguments[2])
             return 0, f"parsed: voltserve {shlex.join(arguments)}\n"
-        with contextlib.chdir(there):  # where bash runs it; relative paths mean nothing else
+        with _inside(there):  # where bash runs it; relative paths mean nothing else
             result = CliRunner().invoke(app, list(arguments), env={"COLUMNS": "200", **(environ or {})})
         if result.exception and not isinstance(result.exception, SystemExit):
             raise result.exception
@@ -224,6 +224,16 @@ class Machine:
             assert time.monotonic() < deadline, log.read_text()
             time.sleep(0.05)
         (self.folder / "port").write_text(found[1])
+
+
+@contextlib.contextmanager
+def _inside(folder: Path) -> Iterator[None]:
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(before)
 
 
 def _curl() -> str:
