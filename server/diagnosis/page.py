@@ -113,7 +113,7 @@ CHINESE = Language(
     head=_CHINESE_HEAD,
     other_codes={
         2: "启动之前即被拒绝：设置、显卡、显存",
-        69: "模型站点，或通往它的网络（[models.md](models.md#when-a-fetch-fails)）",
+        69: "模型站点，或通往它的网络（[models.zh.md](models.zh.md#下载失败时)）",
     },
     kinds={
         "configuration": "配置",

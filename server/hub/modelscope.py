@@ -1,6 +1,6 @@
 """ModelScope: what a repository holds, by the two requests that its client makes.
 
-Its client (modelscope 1.36) is no dependency: it brings 31 MB for these two, and moves bytes in a way of its own. The
+Its client (modelscope 1.40.2 asks the tests' hub the same) is no dependency: it brings 31 MB for these two. The
 digests of the list pin the content, since its revisions are branches and tags.
 """
 

@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAIRS = [
     (ROOT / name, (ROOT / name).with_suffix(".zh.md"))
-    for name in ("README.md", "docs/quickstart.md", "docs/clients.md")
+    for name in ("README.md", "docs/quickstart.md", "docs/clients.md", "docs/models.md")
 ]
 of_each_pair = pytest.mark.parametrize(("english", "chinese"), PAIRS, ids=lambda page: page.name)
 
