@@ -76,7 +76,9 @@ def plan(
 
     Of a model on a hub (hf:OWNER/NAME, modelscope:OWNER/NAME, a folder's URL) configs and headers are read.
     """
+    from quant.errors import QuantError
     from server.config.settings import load_config
+    from server.errors import ModelRefusedError
     from server.plan import plan_for
     from server.run import servable
 
@@ -87,7 +89,10 @@ def plan(
         config = load_config([*(["--model", str(found.directory)] if model else []), *flags])
         if as_format is None:
             servable.check(config)
-        planned = plan_for(config, quantized=as_format is not None)
+        try:
+            planned = plan_for(config, quantized=as_format is not None)
+        except QuantError as error:  # its files; as serve's checks say it
+            raise ModelRefusedError(str(error)) from error
         if against is not None:
             raise typer.Exit(_compare(planned.as_dict(), against, as_json=as_json))
         if as_json:

@@ -1,6 +1,6 @@
 """ModelScope: what a repository holds, by the two requests that its client makes.
 
-Its client (modelscope 1.40.2 asks the tests' hub the same) is no dependency: it brings 31 MB for these two. The
+Its client (modelscope 1.40.2 asks the tests' hub the same) is no dependency, since it would serve these two alone. The
 digests of the list pin the content, since its revisions are branches and tags.
 """
 

@@ -11,7 +11,7 @@ from server.config import settings
 from server.config.devices import V100
 from server.config.settings import Config
 from server.decisions import Decision
-from server.errors import PreflightError
+from server.errors import ModelRefusedError, PreflightError
 from server.plan import NotPlannedError, plan_for
 from server.run import servable
 
@@ -103,7 +103,8 @@ def check_memory(config: Config) -> Decision | None:
     """Checks that the memory plan fits the GPUs; returns the decision. Without GPUs nothing is planned.
 
     Raises:
-        PreflightError: it does not fit (--memory-plan warn only returns that), or the model's files are broken.
+        PreflightError: it does not fit; --memory-plan warn only returns that.
+        ModelRefusedError: the model's files are broken.
     """
     if not config.gpus_needed:
         return None
@@ -112,7 +113,7 @@ def check_memory(config: Config) -> Decision | None:
     except NotPlannedError as error:
         return Decision("memory plan", "none", str(error))
     except QuantError as error:
-        raise PreflightError(str(error)) from error
+        raise ModelRefusedError(str(error)) from error
     if plan.fits:
         reason = f"{plan.together} sequences of {plan.length:,} tokens at once; `voltserve plan` shows the sum"
         return Decision("memory plan", f"{plan.tokens:,} tokens of cache", reason)
