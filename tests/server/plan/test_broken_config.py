@@ -1,4 +1,4 @@
-"""A config.json without its number of positions is a damaged model: `plan` and serve's check end with 65, as `verify` does."""
+"""A config.json without its number of positions is a damaged model: 65 from `plan` and from serve's check."""
 
 import json
 from pathlib import Path
