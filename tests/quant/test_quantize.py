@@ -146,7 +146,7 @@ def test_sharding_does_not_change_the_result_and_the_index_names_it(tmp_path, so
     ("module", "says"),
     [
         ("model.embed_tokens", "looks its rows up"),
-        ("lm_head", "keeps the head in 16 bits"),
+        ("lm_head", "keeps a head in 16 bits"),
         ("model.layers.0.mlp.gate", "decides which experts compute"),
         ("model.layers.0.mlp.shared_expert_gate", "decides which experts compute"),
     ],

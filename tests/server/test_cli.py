@@ -270,7 +270,7 @@ def test_ctrl_c_of_quantize_says_how_to_go_on(
 
 def test_the_help_of_quantize_says_that_it_resumes() -> None:
     _, out, _ = run("quantize", "--help")
-    assert "the same command goes on from there" in " ".join(out.split())
+    assert "The same command resumes there" in " ".join(out.split())
 
 
 def test_plan_shows_the_sum_and_exits_with_0_where_it_fits(planned_model: Path) -> None:
